@@ -61,7 +61,7 @@ class WireError(SandboxError):
 
 
 class ChannelLost(SandboxError):
-    """The byte stream to an agent ended or stalled. The execution may still be running; its attempt can be collected."""
+    """The byte stream to an agent ended or stalled. What ran may still run: its attempt can be collected."""
 
 
 # --- raised by sessions --------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Frozen data that crosses the rooms of this package: keys, limits, calls, receipts and outcomes.
 
 Above: every module here and `toolhost`. Below: the standard library only.
-Times are seconds since the epoch (`float`), durations seconds (`float`), sizes bytes (`int`), unless a name says otherwise.
+Times are seconds since the epoch (`float`), durations seconds (`float`), sizes bytes (`int`), unless a name says
+otherwise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Frames between the host and the agent inside a sandbox: one JSON object a line, UTF-8.
 
-Above: `sandboxes.client` on the host, `supervisor` inside. Below: the standard library (any Python >= 3.11, in any image).
+Above: `sandboxes.client` on the host, `supervisor` inside. Below: the standard library (Python >= 3.11, in any image).
 This file is the whole protocol; both ends import it. Nothing in it is trusted by the host beyond what `decode` checked:
 user code may have broken out of the interpreter, so sizes, fields and codes are checked on the host's side.
 
@@ -23,6 +23,28 @@ returns its kept result; with another digest it is the error `conflict`. Deadlin
 host is gone. An execution belongs to no connection: it goes on when its connection closes, and its result is kept
 until `ack`. Output is sent as it appears to every connection that waits for the attempt, best effort: a slow reader
 misses output frames (never a result), and the result has the whole text up to its cap.
+
+Fields of the replies (all required unless `?`; `null` where a value does not apply):
+
+    hello     v, sandbox, python, state ("starting" | "idle" | "running"), claim ({ticket, session} | null), epoch,
+              sequence, running (attempt | null), kept ([attempt, ...]: results not yet acknowledged)
+    accepted  sequence, epoch
+    started   sequence, epoch, at
+    output    text
+    result    receipt (the fields of sandboxes.spec.Receipt, `cause` an object or null), output and background
+              ({head, tail, cut_characters, file, file_complete}; background null), value, error, images
+              ([{path, mime}]), files ([{path, size}]), exit_code, notes ([sentence, ...])
+    error     code (of ERRORS), message (for people, at most 500 characters)
+    data      piece (base64)
+    ok        to `restart`: epoch; to `status`: status {state, epoch, sequence, running, waiting (int), uptime_s};
+              to `files`: list: files [{path, size, modified, kind ("file" | "directory" | "link" | "other")}],
+              get: size (after its data), put: size (so far)
+
+Requests in full: exec {attempt, digest, kind ("python" | "shell"), call (the call's arguments() of sandboxes.spec),
+timeout (s), cap (characters), queued (time the caller asked)}; cancel {attempt, why ("cancel" | "operator")};
+files {op: "list", path} | {op: "get", path, limit} | {op: "tar", path, limit} | {op: "put", path, upload (an id),
+offset, piece (base64), last (bool)} | {op: "remove", path}; paths are relative to the data directory or absolute
+below it. A put writes aside and renames at `last`.
 """
 
 from __future__ import annotations
@@ -93,7 +115,7 @@ def decode(line: bytes, kinds: frozenset[str]) -> dict[str, object]:
 #
 # The backend starts the agent as   PYTHON -I -B -S DIR/toolhost_agent.py CONFIG   (or with whatever flags the launcher
 # file documents), where CONFIG is `fd:N` (read to its end, then closed) or a path (read, then unlinked). It is one JSON
-# object, and holds the nonce: it must not be readable by user code, so it is never an argument or an environment variable.
+# object, and holds the nonce: user code must not be able to read it, so it is never an argument or in the environment.
 #
 #   sandbox      str    the sandbox id of the handle
 #   owner        str    the owner's public id

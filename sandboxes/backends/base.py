@@ -13,7 +13,7 @@ import abc
 import asyncio
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sandboxes.spec import Handle, SandboxSpec, Usage
 
@@ -54,11 +54,6 @@ class Problem:
     fatal: bool = False
 
 
-    """What this backend cannot enforce, by name, as docs, `doctor` and the contract suite show it."""
-
-    names: frozenset[str] = field(default_factory=frozenset)
-
-
 class Backend(abc.ABC):
     """One way to isolate. Created by the composition root, opened and closed by it."""
 
@@ -66,7 +61,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def open(self) -> None:
-        """Called once before anything else. Raises IsolationUnavailable, EnvironmentMissing: the host does not start."""
+        """Called once, first. Raises IsolationUnavailable, EnvironmentMissing: the host then does not start."""
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -96,7 +91,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def connect(self, handle: Handle) -> Channel:
-        """A new byte stream to this very instance. Raises StateLost when it is not running or another took its place."""
+        """A new byte stream to this very instance. Raises StateLost when it is not running or was replaced."""
 
     @abc.abstractmethod
     async def poll(self, handle: Handle) -> Status:
