@@ -1,0 +1,72 @@
+"""The composition root: everything that the host is made of, built from settings, ended in reverse.
+
+Above: `app`, commands. Below: all rooms. Nothing else here constructs a backend, a store or a manager.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sandboxes.spec import Outcome, SessionKey, SessionRequest
+from toolhost import auth as authentication
+from toolhost.config import Settings
+from toolhost.namespaces import registry
+from toolhost.namespaces.base import Namespace, SessionAttachment
+
+log = logging.getLogger("toolhost.services")
+
+
+class Sessions(Protocol):
+    """What the host needs of `sandboxes.manager.SessionManager`."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def attach(self, request: SessionRequest) -> SessionAttachment: ...
+
+    async def collect(self, key: SessionKey, attempt_id: str) -> Outcome: ...
+
+    async def health(self) -> None: ...
+
+
+@dataclass
+class Services:
+    """The parts of one host. `open` starts what runs, `close` ends it; both may be called again."""
+
+    settings: Settings
+    sessions: Sessions
+    namespaces: Mapping[str, Namespace]
+    auth: authentication.Authenticator
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _opened: bool = False
+
+    async def open(self) -> None:
+        """Raises SandboxError when nothing isolates, the environment is missing, or the ledger cannot be used."""
+        if self._opened:
+            return
+        await self.sessions.open()
+        self._stack.push_async_callback(self.sessions.close)
+        self._opened = True
+
+    async def close(self) -> None:
+        """Stops admitting calls, ends those that run within a bound, and leaves what the settings say."""
+        await self._stack.aclose()
+
+
+def build(settings: Settings, sessions: Sessions | None = None) -> Services:
+    """Raises ConfigurationError. `sessions`: another session manager than the one that the settings describe."""
+    return Services(
+        settings=settings,
+        sessions=sessions if sessions is not None else _sessions(settings),
+        namespaces=registry.create(settings),
+        auth=authentication.Authenticator(settings),
+    )
+
+
+def _sessions(settings: Settings) -> Sessions:
+    raise NotImplementedError
