@@ -132,6 +132,8 @@ class _Environment(EnvSettingsSource):
     def __call__(self) -> dict[str, Any]:
         known = {name.upper() for name in self.settings_cls.model_fields}
         for name in os.environ:
+            if name.startswith(f"{PREFIX}TEST_"):
+                continue  # for this project's own tests: not settings
             if name.startswith(PREFIX) and name[len(PREFIX) :].split("__")[0].upper() not in known:
                 raise ConfigurationError(
                     f"unknown environment variable {name}; variables are {PREFIX}GROUP__NAME with GROUP one of "

@@ -54,7 +54,10 @@ TABLE: tuple[tuple[type[Exception], Row], ...] = (
     (sandbox.StateLost, Row(503, "state_lost", "Variables are lost. The next call starts anew.")),
     (sandbox.BackendError, Row(503, "backend_error", "Nothing ran. Trying again later may work.")),
     (sandbox.WireError, Row(502, "sandbox_error", "It is not known whether the code ran. Check its effects first.")),
-    (sandbox.ChannelLost, Row(502, "channel_lost", "The code may still run. Check its effects before running it again.")),
+    (
+        sandbox.ChannelLost,
+        Row(502, "channel_lost", "The code may still run. Check its effects before running it again."),
+    ),
     (sandbox.CallRefused, Row(400, "call_refused")),
     (sandbox.AttemptConflict, Row(409, "attempt_conflict")),
     (sandbox.AttemptExpired, Row(410, "attempt_expired")),

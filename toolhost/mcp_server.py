@@ -67,9 +67,7 @@ def create_server(namespaces: Sequence[Namespace], *, name: str, instructions: s
 
     server: Server[None] = cast(
         "Server[None]",
-        Server(
-            name, version=__version__, instructions=instructions, on_list_tools=list_tools, on_call_tool=call_tool
-        ),
+        Server(name, version=__version__, instructions=instructions, on_list_tools=list_tools, on_call_tool=call_tool),
     )
     server.middleware[:] = [tools]
     return server

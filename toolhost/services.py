@@ -53,6 +53,13 @@ class Services:
         self._stack.push_async_callback(self.sessions.close)
         self._opened = True
 
+    def notices(self) -> list[str]:
+        """Lines for people at the start: how well sandboxes are isolated, and who may connect. After `open`."""
+        lines = []
+        if self.auth.open and not self.settings.server.loopback:
+            lines.append("WARNING: no tokens (--insecure): whoever reaches this port runs code in your sandboxes.")
+        return lines
+
     async def close(self) -> None:
         """Stops admitting calls, ends those that run within a bound, and leaves what the settings say."""
         await self._stack.aclose()
@@ -60,12 +67,9 @@ class Services:
 
 def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     """Raises ConfigurationError. `sessions`: another session manager than the one that the settings describe."""
-    return Services(
-        settings=settings,
-        sessions=sessions if sessions is not None else _sessions(settings),
-        namespaces=registry.create(settings),
-        auth=authentication.Authenticator(settings),
-    )
+    auth = authentication.Authenticator(settings)  # before anything else: an open bind must not start at all
+    namespaces = registry.create(settings)
+    return Services(settings, sessions if sessions is not None else _sessions(settings), namespaces, auth)
 
 
 def _sessions(settings: Settings) -> Sessions:

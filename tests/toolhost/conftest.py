@@ -28,7 +28,9 @@ class Host:
     settings: Settings
     server: uvicorn.Server
 
-    async def connect(self, path: str = "/python/sse", headers: list[tuple[str, str]] | None = None, **more: Any) -> Stream:
+    async def connect(
+        self, path: str = "/python/sse", headers: list[tuple[str, str]] | None = None, **more: Any
+    ) -> Stream:
         """An initialized connection."""
         stream = await Stream.open(self.port, path, headers, **more)
         assert stream.status == 200, stream.status

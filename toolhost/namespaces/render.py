@@ -12,8 +12,8 @@ from typing import Any
 
 from sandboxes.spec import Cause, CauseKind, Ending, Outcome, Output, Receipt, Rung, State
 
-NOTHING_PRINTED = "[The code ran and printed nothing. To see a value, print() it or put it on the last line.]"
-NOTHING_FROM_COMMAND = "[The command ran and printed nothing.]"
+NOTHING_PRINTED = "[The code ran and printed nothing visible. To see a value, print() it or put it on the last line.]"
+NOTHING_FROM_COMMAND = "[The command ran and printed nothing visible.]"
 FILES_SHOWN = 20
 
 _RUNGS = {
@@ -35,7 +35,7 @@ def render(outcome: Outcome) -> str:
         *(f"[{note}]" for note in outcome.notes),
         _files(outcome),
     ]
-    if not any(parts[2:5]) and outcome.receipt.ending in (Ending.OK, Ending.RAISED):
+    if not "".join(parts[2:5]).strip() and outcome.receipt.ending in (Ending.OK, Ending.RAISED):
         parts.insert(5, _silence(outcome))
     return _joined(part for part in parts if part)
 

@@ -123,7 +123,11 @@ class SseTransport:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             await connection.outbox.write(b"event: endpoint\r\ndata: %b\r\n\r\n" % self._post_path(connection, scope))
             await serve_loop(
-                server, connection.inbox, connection.outbox, lifespan_state=None, init_options=options  # type: ignore[arg-type]
+                server,
+                connection.inbox,
+                connection.outbox,
+                lifespan_state=None,
+                init_options=options,  # type: ignore[arg-type]
             )
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

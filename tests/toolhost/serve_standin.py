@@ -1,0 +1,29 @@
+"""`toolhost serve` over the stand-in manager, as a process: python -m tests.toolhost.serve_standin [--hang]."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from tests.toolhost.standin import StandInManager
+from toolhost.cli.serve import launch, listening
+from toolhost.config import load
+from toolhost.services import build
+
+
+class HangingManager(StandInManager):
+    """Its shutdown never ends."""
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    settings = load(flags={"server": {"listen": "127.0.0.1:0", "shutdown_s": 1.0}})
+    manager = HangingManager() if "--hang" in sys.argv else StandInManager()
+    with listening(settings) as listener:
+        sys.exit(launch(build(settings, manager), listener))
+
+
+if __name__ == "__main__":
+    main()
