@@ -79,7 +79,7 @@ class HostApp:
             await refuse(send, refused)
 
     async def close(self) -> None:
-        """Ends calls by the ladder, so that their results still go out, then streams. Called before the server stops."""
+        """Ends calls by the ladder, so that their results still go out, then streams. Called before a server stops."""
         await self._services.close()
         await self.sse.close()
 

@@ -1,7 +1,7 @@
 """Frozen settings, from flags, the environment and one TOML file. Nothing else here reads the environment.
 
 Above: everything that is built from settings. Below: pydantic.
-Precedence: flags, then `TOOLHOST_GROUP__NAME` variables, then the file. Unknown names are refused wherever they come from.
+Precedence: flags, then `TOOLHOST_GROUP__NAME` variables, then the file. Unknown names are refused in all of them.
 Durations end in `_s` (seconds), sizes in `_bytes`.
 """
 

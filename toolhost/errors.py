@@ -56,7 +56,7 @@ TABLE: tuple[tuple[type[Exception], Row], ...] = (
     (sandbox.WireError, Row(502, "sandbox_error", "It is not known whether the code ran. Check its effects first.")),
     (
         sandbox.ChannelLost,
-        Row(502, "channel_lost", "The code may still run. Check its effects before running it again."),
+        Row(502, "channel_lost", "The code may still run. Check its effects before you run it again."),
     ),
     (sandbox.CallRefused, Row(400, "call_refused")),
     (sandbox.AttemptConflict, Row(409, "attempt_conflict")),

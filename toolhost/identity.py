@@ -126,7 +126,7 @@ def _guessable(ident: str, settings: Settings) -> Refusal | None:
     )
 
 
-def _ttl(headers: Headers, settings: Settings) -> float | None | Refusal:
+def _ttl(headers: Headers, settings: Settings) -> float | Refusal | None:
     values = {value for name, value in headers if name == _TTL}
     if not values:
         return None

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_REQUEST, CallToolResult, ListToolsResult
@@ -69,7 +69,7 @@ def create_server(namespaces: Sequence[Namespace], *, name: str, instructions: s
         "Server[None]",
         Server(name, version=__version__, instructions=instructions, on_list_tools=list_tools, on_call_tool=call_tool),
     )
-    server.middleware[:] = [tools]
+    server.middleware[:] = [cast("ServerMiddleware[None]", tools)]
     return server
 
 

@@ -9,7 +9,6 @@ import importlib
 import sys
 from typing import Any
 
-import click
 import typer
 import typer.core
 import typer.main
@@ -30,22 +29,22 @@ vllm serve openai/gpt-oss-20b --tool-server HOST:8000/python"""
 class LazyGroup(typer.core.TyperGroup):
     """Lists commands from the table, and imports the one that is asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         place, help_line = COMMANDS[cmd_name]
         if ctx.resilient_parsing or cmd_name not in sys.argv[1:]:
-            return click.Command(cmd_name, help=help_line)  # only its line is shown
+            return typer.core.TyperCommand(cmd_name, help=help_line)  # only its line is shown
         module, _, attribute = place.partition(":")
         return _command(cmd_name, getattr(importlib.import_module(module), attribute))
 
 
-def _command(name: str, found: Any) -> click.Command:
+def _command(name: str, found: Any) -> Any:
     if isinstance(found, typer.Typer):
-        command: click.Command = typer.main.get_command(found)
+        command: Any = typer.main.get_command(found)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name)(found)

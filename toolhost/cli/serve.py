@@ -149,7 +149,7 @@ def launch(services: Services, listener: socket.socket) -> int:
     settings = services.settings
     app = create_app(services)
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         log_config=None,
         access_log=False,
         lifespan="on",

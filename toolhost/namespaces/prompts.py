@@ -5,11 +5,13 @@ Above: namespaces. Below: optionally `openai_harmony`.
 
 from __future__ import annotations
 
+import importlib
+
 PYTHON = """\
 Use this tool to run Python code and to see what it does; the code itself is not shown to the user.
 What you send to python runs in a stateful Jupyter-like session: variables, imports and the working directory are still
-there in the next call. You get back what the code printed and the value of its last expression, or the traceback. A call
-may take {timeout} seconds; longer ones are interrupted. Keep files below '/mnt/data', which is where the session starts
+there in the next call. You get back what the code printed and the value of its last expression, or the traceback. A
+call may take {timeout} seconds; longer ones are interrupted. Keep files below '/mnt/data', which is where the session starts
 and where the user's files are. There may be no internet access."""
 
 
@@ -22,8 +24,8 @@ def python_instructions(timeout_s: float, *, override: str | None = None) -> str
 
 def _trained_python() -> str | None:
     try:
-        from openai_harmony import ToolNamespaceConfig
+        harmony = importlib.import_module("openai_harmony")
     except ImportError:
         return None
-    text = ToolNamespaceConfig.python().description
+    text = harmony.ToolNamespaceConfig.python().description
     return str(text) if text else None

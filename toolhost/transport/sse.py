@@ -1,4 +1,4 @@
-"""MCP over server-sent events, as inference servers speak it: a GET that stays open, and a POST route of the host's own.
+"""MCP over server-sent events, as inference servers speak it: an open GET, and a POST route of the host's own.
 
 Above: `app`. Below: `mcp_server`, `identity`, `auth`, `errors`.
 
@@ -127,7 +127,7 @@ class SseTransport:
                 connection.inbox,
                 connection.outbox,
                 lifespan_state=None,
-                init_options=options,  # type: ignore[arg-type]
+                init_options=options,
             )
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

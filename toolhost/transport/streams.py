@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, ErrorData
+from mcp_types import ErrorData, JSONRPCError
 
 from toolhost.transport.asgi import Send
 
