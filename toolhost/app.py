@@ -124,7 +124,7 @@ def _allow(scope: Scope, method: str) -> None:
         raise Refused(405, f"use {method} here", headers=(("allow", method),))
 
 
-# --- what is not MCP ---------------------------------------------------------------------------------------------------
+# --- what is not MCP -------------------------------------------------------------------------------------------------
 
 
 def _routes(services: Services) -> list[Route]:

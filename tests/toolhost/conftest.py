@@ -16,6 +16,7 @@ import uvicorn
 from tests.toolhost.rawclient import Stream
 from tests.toolhost.standin import StandInManager
 from toolhost.app import HostApp, create_app
+from toolhost.cli.serve import HostServer
 from toolhost.config import Settings, load
 from toolhost.services import build
 
@@ -47,11 +48,11 @@ async def running(flags: dict[str, Any]) -> AsyncIterator[Host]:
     manager = StandInManager()
     app = create_app(build(settings, manager))
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))  # type: ignore[arg-type]
-    task = asyncio.create_task(server._serve([listener]))
+    started = asyncio.Event()
+    server = HostServer(uvicorn.Config(app, log_config=None, access_log=False), started.set)
+    task = asyncio.create_task(server.serve([listener]))
     try:
-        while not server.started:
-            await asyncio.sleep(0.005)
+        await started.wait()
         yield Host(listener.getsockname()[1], app, manager, settings, server)
     finally:
         await app.close()

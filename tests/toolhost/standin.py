@@ -36,7 +36,7 @@ class Session:
 
 @dataclass
 class StandInManager:
-    """`sessions`: what has been called into. `events`: what was done to it, in order. `failure`: raised by each call."""
+    """`sessions`: what was called into. `events`: what was done to it, in order. `failure`: raised by each call."""
 
     sessions: dict[SessionKey, Session] = field(default_factory=dict)
     outcomes: dict[tuple[SessionKey, str], Outcome] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def _run(execution: Execution, code: str, session: Session, key: str) -> Outcome
             if isinstance(last, ast.Expr):
                 found = eval(compile(ast.Expression(last.value), "<cell>", "eval"), session.variables)
                 value = None if found is None else repr(found)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever the code raises is its result
             error = traceback.format_exc(limit=0)
     receipt = Receipt(
         session=key,

@@ -139,7 +139,7 @@ async def test_requests_before_initialization_are_told_so(host: Host) -> None:
         assert host.manager.sessions == {}
 
 
-# --- sessions ----------------------------------------------------------------------------------------------------------
+# --- sessions --------------------------------------------------------------------------------------------------------
 
 BAD_IDS = ["", " ", "x" * 129, "x" * 20_000, "a/../../b c", "a,b", "é", "a\tb", "{}", "a%00b"]
 
@@ -181,7 +181,7 @@ async def test_an_invalid_time_to_live_is_told(host: Host, value: str) -> None:
         assert "x-toolhost-ttl" in await stream.python("1")
 
 
-# --- failures of the host ----------------------------------------------------------------------------------------------
+# --- failures of the host --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ async def test_too_many_calls_at_once_are_refused_with_a_text(start_host: StartH
         assert "in flight" in await stream.python("1")
 
 
-# --- other users -------------------------------------------------------------------------------------------------------
+# --- other users -----------------------------------------------------------------------------------------------------
 
 
 async def test_an_unknown_connection_is_404(host: Host) -> None:

@@ -124,7 +124,7 @@ async def test_unknown_namespaces_and_methods_are_refused_with_what_there_is(hos
     assert (answer.status, answer.header("allow")) == (405, "GET")
 
 
-# --- ends of connections -----------------------------------------------------------------------------------------------
+# --- ends of connections ---------------------------------------------------------------------------------------------
 
 
 async def test_a_cancelled_call_is_interrupted_and_the_next_one_works(host: Host) -> None:

@@ -11,8 +11,8 @@ PYTHON = """\
 Use this tool to run Python code and to see what it does; the code itself is not shown to the user.
 What you send to python runs in a stateful Jupyter-like session: variables, imports and the working directory are still
 there in the next call. You get back what the code printed and the value of its last expression, or the traceback. A
-call may take {timeout} seconds; longer ones are interrupted. Keep files below '/mnt/data', which is where the session starts
-and where the user's files are. There may be no internet access."""
+call may take {timeout} seconds; longer ones are interrupted. Keep files below '/mnt/data', which is where the session
+starts and where the user's files are. There may be no internet access."""
 
 
 def python_instructions(timeout_s: float, *, override: str | None = None) -> str:
