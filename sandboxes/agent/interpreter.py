@@ -12,28 +12,43 @@ import os
 import select
 import sys
 
-from . import pristine
+from . import figures, pristine
 from .cell import Cell, filename, is_coroutine, looks_like_magic
 from .channel import Channel, ChannelClosed
 from .eventloop import EventLoop
+from .images import Images
 from .interrupts import Interrupts
 from .pristine import BUILTINS
 from .sources import AfterImport, Sources, load_linecache
 from .streams import Streams
-from .text import cut, show
-from .traceback_view import render
+from .rich import better_text, bundle_text, save_data, save_images
+from .text import clean, cut, show
+from .traceback_view import hidden_folders, render
 from .world import World
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType
+    from types import ModuleType
     from typing import Any
+
+    from .ipython import Shell
 
 globals()["__builtins__"] = BUILTINS
 
 EXIT_CHANNEL_LOST = 70
 # How long the first cell may keep us waiting before what cells usually need is imported, in milliseconds.
 _IDLE_BEFORE_WARMING = 50
+
+
+_NO_IPYTHON = (
+    "IPython is not installed in this sandbox, so magics (%...), shell lines (!...), help (obj?) and display() do not "
+    "work here. Nothing of this cell was run; all variables are as they were. Use plain Python: subprocess.run() for "
+    "commands, help() for help, print() or a last expression to show a value."
+)
+
+
+class IPythonMissing(Exception):
+    """A cell needs IPython, and this environment does not have it."""
 
 
 class Interpreter:
@@ -50,7 +65,10 @@ class Interpreter:
         self._site = site
         self._futures = 0
         self._warm = False
-        sys.meta_path.insert(0, AfterImport({"linecache": self._sources.fill}))  # type: ignore[arg-type]
+        self._images = Images(0, "")
+        self._shell: Shell | None = None
+        hooks = {"linecache": self._sources.fill, "matplotlib.pyplot": self._hook_pyplot}
+        sys.meta_path.insert(0, AfterImport(hooks))  # type: ignore[arg-type]
         pristine.MODULES.update(sys.modules)
         os.register_at_fork(before=self._streams.flush, after_in_child=self._leave_to_parent)
 
@@ -102,6 +120,7 @@ class Interpreter:
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Runs one cell and returns the frame that answers it."""
         run = _Run(request)
+        self._images = run.images
         run.add_note(self._world.prepare())
         self._interrupts.install()
         try:
@@ -116,14 +135,65 @@ class Interpreter:
     def _execute(self, run: _Run) -> None:
         name = filename(run.number)
         self._sources.add(name, run.code)
-        cell = Cell(run.code, name, self._futures)
+        cell = self._read(run.code, name)
         self._futures = cell.futures
         if cell.needs_loop:
             value = self._loop.run(_in_loop(cell, self._world.namespace))
         else:
             value = self._in_thread(cell)
+        if self._shell is not None and self._shell.failure is not None:
+            failure, self._shell.failure = self._shell.failure, None
+            raise failure
         if value is not None and os.getpid() == self._pid:
             self._show(run, value)
+
+    def _read(self, code: str, name: str) -> Cell:
+        """The cell, through IPython where it is needed. Raises SyntaxError, IPythonMissing."""
+        try:
+            cell = Cell(code, name, self._futures)
+        except SyntaxError:
+            if not looks_like_magic(code):
+                raise
+        else:
+            if self._shell is None and self._wants_ipython(cell):
+                self._load_ipython()
+            return cell
+        shell = self._load_ipython()
+        python = shell.transform_cell(code)
+        if python.count("\n") != code.rstrip("\n").count("\n") + 1:
+            self._sources.add(name, python)  # else the lines of tracebacks stay as they were typed
+        return Cell(python, name, self._futures)
+
+    def _wants_ipython(self, cell: Cell) -> bool:
+        if cell.imports("IPython"):
+            return True
+        return any(cell.uses(name) and name not in self._world.namespace for name in ("display", "get_ipython"))
+
+    def _load_ipython(self) -> Shell:
+        if self._shell is None:
+            path, sys.path = sys.path, [entry for entry in self._world.path if entry]
+            try:
+                from . import ipython
+            except ImportError as error:
+                raise IPythonMissing(_NO_IPYTHON) from error
+            finally:
+                sys.path = path
+            hidden_folders.append(ipython.FOLDER)
+            self._shell = ipython.start(self._world.main, self._site, self._display)
+        return self._shell
+
+    def _display(self, bundle: dict[str, Any]) -> None:
+        """What `display()` does with a MIME bundle."""
+        if not save_data(bundle, self._images):
+            sys.stdout.write(bundle_text(bundle) + "\n")
+
+    def _hook_pyplot(self, pyplot: ModuleType) -> None:
+        """Makes `plt.show()` save what is open."""
+
+        def show(*args: object, **details: object) -> None:
+            figures.save_open(self._images)
+
+        pyplot.show = show  # type: ignore[attr-defined]
 
     def _in_thread(self, cell: Cell) -> object:
         namespace = self._world.namespace
@@ -142,7 +212,14 @@ class Interpreter:
             if sys.displayhook is not sys.__displayhook__ and callable(sys.displayhook):
                 sys.displayhook(value)
             else:
-                run.value = show(value, run.cap)
+                self._show_rich(run, value)
+
+    def _show_rich(self, run: _Run, value: object) -> None:
+        if self._shell is not None and getattr(type(value), "_ipython_display_", None) is not None:
+            value._ipython_display_()  # type: ignore[attr-defined]
+            return
+        save_images(value, run.images)
+        run.value = clean(better_text(value, show(value, run.cap)))
 
     def _end(self, run: _Run, error: BaseException) -> None:
         """Turns an exception that left the cell into the cell's result."""
@@ -151,6 +228,9 @@ class Interpreter:
             run.exit_status = error.code
             return
         run.outcome = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+        if isinstance(error, IPythonMissing):
+            run.error = str(error)
+            return
         if os.getpid() != self._pid:
             return
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
@@ -174,8 +254,10 @@ class Interpreter:
         try:
             with self._interrupts:
                 self._flush_all()
+                figures.save_open(run.images)
         except BaseException:  # noqa: BLE001, S110 - a stream of the user's own; ours are flushed below
             pass
+        run.add_note(run.images.note())
         run.add_note(self._world.repair())
         self._streams.flush()
 
@@ -216,7 +298,7 @@ class _Run:
         self.outcome = "ok"
         self.value: str | None = None
         self.error: str | None = None
-        self.images: list[dict[str, str]] = []
+        self.images = Images(self.number, self.outputs)
         self.exit_status: object = None
         self._notes: list[str] = []
 
@@ -231,7 +313,7 @@ class _Run:
             "outcome": self.outcome,
             "value": self.value,
             "error": self.error,
-            "images": self.images,
+            "images": self.images.saved,
             "note": " ".join(self._notes) or None,
         }
 
@@ -241,6 +323,7 @@ def main(fd: int, home: str, site: str, modules: list[str]) -> None:
     channel = Channel(fd)
     os.chdir(home)
     sys.argv = [""]
+    os.environ.setdefault("MPLBACKEND", "Agg")
     sys.path[:] = ["", *[entry for entry in sys.path if entry], site]
     status = 0
     try:

@@ -73,7 +73,7 @@ class AfterImport:
             spec = find(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._actions.pop(name))
+                    spec.loader = _Loader(spec.loader, self._actions[name])
                 return spec
         return None
 

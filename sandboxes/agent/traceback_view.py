@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 globals()["__builtins__"] = BUILTINS
 
-_ENGINE = os.path.dirname(__file__)  # noqa: PTH120
+hidden_folders = [os.path.dirname(__file__)]  # noqa: PTH120
+"""Files below these are not the model's: IPython's folder joins the engine's when it is loaded."""
 # Frames kept at each end of a traceback; a recursion a million deep would take seconds to format.
 _FRAMES = 200
 
@@ -60,7 +61,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _shorten(trace: TracebackType | None) -> TracebackType | None:
     """Without the engine's frames at the outer end, and without the middle of a very deep one."""
-    while trace is not None and is_engine(trace.tb_frame.f_code.co_filename):
+    while trace is not None and is_hidden(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     entries = list(_entries(trace))
     if len(entries) > 2 * _FRAMES and not _repeats(entries):
@@ -79,8 +80,8 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def is_engine(filename: str) -> bool:
-    return filename.startswith(_ENGINE)
+def is_hidden(filename: str) -> bool:
+    return filename.startswith(tuple(hidden_folders))
 
 
 def _parts(view: Any) -> list[Any]:
@@ -96,7 +97,7 @@ def _parts(view: Any) -> list[Any]:
 
 def _own_lines(part: Any, sources: Sources) -> None:
     if part.stack:
-        part.stack[:] = [frame for frame in part.stack if not is_engine(frame.filename)]
+        part.stack[:] = [frame for frame in part.stack if not is_hidden(frame.filename)]
     # A SyntaxError that the compiler (not the parser) found has no text: there is no file to read it from.
     name = getattr(part, "filename", None)
     if name is not None and getattr(part, "text", None) is None and part.lineno is not None:

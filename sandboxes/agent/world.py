@@ -28,7 +28,7 @@ class World:
         self.streams = streams
         self._home = home
         self._modules = sys.modules
-        self._path = sys.path
+        self.path = list(sys.path)
         self._hook: object = None
         self._recursion_limit = sys.getrecursionlimit()
         self.main: ModuleType = type(sys)("__main__")
@@ -83,7 +83,7 @@ class World:
         if self._repair_modules():
             repaired.append("sys.modules")
         if type(sys.path) is not list:
-            sys.path = self._path
+            sys.path = list(self.path)
             repaired.append("sys.path")
         if sys.getrecursionlimit() < _LOWEST_RECURSION_LIMIT:
             sys.setrecursionlimit(self._recursion_limit)
