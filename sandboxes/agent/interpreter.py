@@ -292,7 +292,7 @@ class _Run:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.number = int(request["n"])
-        self.code = str(request["code"])
+        self.code = str(request["code"]).removeprefix("\ufeff")
         self.cap = int(request["cap"])
         self.outputs = str(request["outputs"])
         self.outcome = "ok"

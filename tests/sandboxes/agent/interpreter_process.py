@@ -58,6 +58,7 @@ class InterpreterProcess:
         self._pipe = read
         self._frames = b""
         self._text = b""
+        self._ended = False
         self._number = 0
         self.ready = self.frame()
         assert self.ready["t"] == "ready", self.ready
@@ -90,12 +91,12 @@ class InterpreterProcess:
         return dict(json.loads(line))
 
     def _pump(self, deadline: float, *also: socket.socket) -> None:
-        sources = [self._pipe, *also]
+        sources = [self._pipe, *also] if not self._ended else list(also)
         ready, _, _ = select.select(sources, [], [], max(deadline - time.monotonic(), 0))
         if not ready:
             raise TimeoutError(f"no answer; output so far: {self._text[-2000:]!r}")
         if self._pipe in ready:
-            self._text += os.read(self._pipe, 1 << 16)
+            self._take()
         elif self._mine in ready:
             data = self._mine.recv(1 << 16)
             if not data:
@@ -103,13 +104,15 @@ class InterpreterProcess:
                 raise Died(self.process.returncode)
             self._frames += data
 
+    def _take(self) -> None:
+        data = os.read(self._pipe, 1 << 16)
+        self._ended = not data
+        self._text += data
+
     def output(self) -> str:
         """What was written to the pipe since last asked."""
-        while select.select([self._pipe], [], [], 0)[0]:
-            data = os.read(self._pipe, 1 << 16)
-            if not data:
-                break
-            self._text += data
+        while not self._ended and select.select([self._pipe], [], [], 0)[0]:
+            self._take()
         text, self._text = self._text.decode(errors="replace"), b""
         return text
 
@@ -129,6 +132,9 @@ class InterpreterProcess:
         answer = self.frame()
         assert answer["t"] == "done" and answer["n"] == number, answer
         return {**answer, "output": self.output()}
+
+    def close_channel(self) -> None:
+        self._mine.close()
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
