@@ -8,6 +8,7 @@ Prints one line a module that fails, and exits 1 then. Standard library only: it
 import importlib
 import re
 import sys
+from pathlib import Path
 
 
 def named_modules(text: str) -> list[str]:
@@ -16,15 +17,16 @@ def named_modules(text: str) -> list[str]:
 
 
 def main(path: str) -> int:
-    with open(path, encoding="utf-8") as file:
-        modules = named_modules(file.read())
+    modules = named_modules(Path(path).read_text(encoding="utf-8"))
     failures = 0
     for module in modules:
         try:
             importlib.import_module(module)
         except Exception as error:  # noqa: BLE001 - whatever a module raises, it does not work
             failures += 1
-            print(f"cannot import {module}: {type(error).__name__}: {error}")
+            # numpy explains at length and gives the reason last.
+            reason = (str(error).strip().splitlines() or [""])[-1]
+            print(f"cannot import {module}: {type(error).__name__}: {reason}")
     if not modules:
         print(f"{path} names no module to import")
     return 1 if failures or not modules else 0

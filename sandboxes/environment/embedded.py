@@ -114,13 +114,13 @@ def build_environment(
 ) -> bool:
     """Makes the environment in `directory` unless it is ready; says whether it built one.
 
-    `wheels`: where wheelhouses are kept. `python`: the interpreter to build on (default: the one that runs this).
-    `force`: build a new one even when it is ready. What was there before stays in use until the new one is finished,
+    `wheels`: where wheelhouses are kept. `python`: the interpreter to build on; when None, any that it was built on is
+    fine, and a new one is built on the one that runs this. `force`: build a new one even when it is ready. What was there before stays in use until the new one is finished,
     and for good when this raises. Raises BuildFailed, also when another build holds the lock; a KeyboardInterrupt
     leaves no partial build.
     """
     with build_lock(directory):
-        if not force and environment_status(directory) is Status.READY:
+        if not force and environment_status(directory) is Status.READY and _is_built_on(directory, python):
             return False
         steps = Steps(report, [Step.INSPECT, Step.DOWNLOAD, Step.INSTALL, Step.COMPILE, Step.VERIFY, Step.PUBLISH])
         partial = directory / "partial"
@@ -132,6 +132,12 @@ def build_environment(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return True
+
+
+def _is_built_on(directory: Path, python: Path | None) -> bool:
+    if python is None:
+        return True
+    return str(inspect(python, lambda line: None).executable) == _read_record(directory).executable
 
 
 @contextmanager

@@ -19,27 +19,8 @@ SYSTEM_DIRECTORIES = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
 # Where an interpreter from elsewhere (pyenv, uv, conda, a home directory) is mounted inside.
 PYTHON_INSIDE = PurePosixPath("/opt/python")
 
-# Printed by the interpreter in question: `python3 -I -c FACTS`. Loading the modules that link against libraries makes
-# /proc/self/maps name every library that the sandbox will have to see.
-FACTS = r"""
-import json, os, platform, sys
-missing = []
-for name in ("ssl", "sqlite3", "ctypes", "lzma", "bz2", "zlib", "pyexpat", "decimal", "unicodedata"):
-    try:
-        __import__(name)
-    except ImportError:
-        missing.append(name)
-try:
-    libc = os.confstr("CS_GNU_LIBC_VERSION").split()
-except (ValueError, AttributeError, OSError):
-    libc = ["musl", "1.2"]
-with open("/proc/self/maps") as file:
-    mapped = sorted({line.split(None, 5)[5].strip() for line in file if ".so" in line and "/" in line})
-print(json.dumps({
-    "implementation": sys.implementation.name, "version": list(sys.version_info[:3]), "machine": platform.machine(),
-    "libc": libc, "prefix": os.path.realpath(sys.base_prefix), "missing": missing, "libraries": mapped,
-    "executable": os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)}))
-"""
+# Run by the interpreter in question.
+FACTS = Path(__file__).with_name("facts.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +89,7 @@ def is_system(path: Path) -> bool:
 
 def inspect(python: Path, on_line: Callable[[str], None]) -> Interpreter:
     """The base interpreter behind `python` (which may belong to a virtual environment). Raises BuildFailed."""
-    output = run([str(python), "-I", "-c", FACTS], on_line=on_line, failure=f"{python} cannot be used as a Python")
+    output = run([str(python), "-I", str(FACTS)], on_line=on_line, failure=f"{python} cannot be used as a Python")
     interpreter = parse_facts(output, str(python))
     prefix = interpreter.prefix
     if not interpreter.executable.is_relative_to(prefix):
@@ -126,7 +107,7 @@ def inspect(python: Path, on_line: Callable[[str], None]) -> Interpreter:
 
 
 def parse_facts(output: str, whose: str) -> Interpreter:
-    """What FACTS printed, checked. `whose` names the interpreter in errors. Raises BuildFailed."""
+    """What facts.py printed, checked. `whose` names the interpreter in errors. Raises BuildFailed."""
     try:
         facts = json.loads(output.strip().splitlines()[-1])
         version = tuple(int(part) for part in facts["version"])

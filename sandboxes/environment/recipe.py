@@ -14,12 +14,15 @@ from sandboxes.environment.command import BuildFailed
 # Raised when builds of the same list come out differently than before, so that what exists counts as stale.
 FORMAT = 1
 
+# What an image is built from, beside the requirement list and the base image.
+IMAGE_FILES = ("Dockerfile", "install.sh", "verify.py")
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PLACES = (_PACKAGE / "images" / "python", _PACKAGE.parent / "images" / "python")
 
 
 def recipe_directory() -> Path:
-    """The directory with `requirements.txt`, `Dockerfile`, `verify.py` and `make-base-image`. Raises BuildFailed."""
+    """The directory with the list, the Dockerfile and their scripts. Raises BuildFailed."""
     for place in _PLACES:
         if (place / "requirements.txt").is_file():
             return place
@@ -36,7 +39,7 @@ def list_digest() -> str:
 
 def image_digest() -> str:
     """SHA-256 (hex) of everything that an image is built from, the base image aside."""
-    return _digest("requirements.txt", "Dockerfile", "verify.py")
+    return _digest("requirements.txt", *IMAGE_FILES)
 
 
 def _digest(*names: str) -> str:
