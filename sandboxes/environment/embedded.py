@@ -114,10 +114,10 @@ def build_environment(
 ) -> bool:
     """Makes the environment in `directory` unless it is ready; says whether it built one.
 
-    `wheels`: where wheelhouses are kept. `python`: the interpreter to build on; when None, any that it was built on is
-    fine, and a new one is built on the one that runs this. `force`: build a new one even when it is ready. What was there before stays in use until the new one is finished,
-    and for good when this raises. Raises BuildFailed, also when another build holds the lock; a KeyboardInterrupt
-    leaves no partial build.
+    `wheels`: where wheelhouses are kept. `python`: the interpreter to build on; None accepts the one that the present
+    environment is built on, and else means the one that runs this. `force`: build a new one even when it is ready.
+    What was there before stays in use until the new one is finished, and for good when this raises.
+    Raises BuildFailed, also when another build holds the lock; a KeyboardInterrupt leaves no partial build.
     """
     with build_lock(directory):
         if not force and environment_status(directory) is Status.READY and _is_built_on(directory, python):

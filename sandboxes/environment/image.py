@@ -67,8 +67,9 @@ def build_image(
 ) -> bool:
     """Builds the image `tag` unless it is ready; says whether it built one.
 
-    `base_image`: what to build on; None is what the present one was built on, or DEFAULT_BASE. `wheels`: where wheelhouses are kept. `force`: build even when it is ready. An image of that name stays in use until
-    the new one is finished. `client` should have a timeout of minutes: a build's quiet steps are that long.
+    `base_image`: what to build on; None is what the present one was built on, or DEFAULT_BASE. `wheels`: where
+    wheelhouses are kept. `force`: build even when it is ready. An image of that name stays in use until the new one is
+    finished. `client` should have a timeout of minutes: a build's quiet steps are that long.
     Raises BuildFailed. An interrupted build is ended by the engine.
     """
     built_on = (_labels(client, tag) or {}).get(BASE_LABEL)

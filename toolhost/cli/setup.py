@@ -38,8 +38,8 @@ def setup(
         Path | None, typer.Option(help="The Python that sandboxes run (default: the one that runs toolhost).")
     ] = None,
     base_image: Annotated[
-        str, typer.Option(help="With --docker: the image to build on; Python >= 3.11.")
-    ] = DEFAULT_BASE,
+        str | None, typer.Option(help="With --docker: what to build on (default: as before, or python:3.12-slim).")
+    ] = None,
     tag: Annotated[str, typer.Option(help="With --docker: the name of the image.")] = DEFAULT_TAG,
     engine: Annotated[
         str, typer.Option(help="With --docker: the engine's address.", envvar="DOCKER_HOST")
