@@ -23,12 +23,13 @@ from sandboxes.backends import bwrap_binary, cgroups, unix_channel
 from sandboxes.backends.base import Backend, Channel, Problem, Status
 from sandboxes.backends.bwrap_process import Cancel, Cancelled, Patience
 from sandboxes.backends.bwrap_sandboxes import NAME, SOCKET, Rights, Sandboxes, Settings, exhaustion
-from sandboxes.backends.embedded import EmbeddedEnvironment, make_etc
+from sandboxes.backends.bwrap_system import make_etc
 from sandboxes.backends.owner_files import OwnerFiles
 from sandboxes.backends.stage import Stage
 from sandboxes.backends.uids import UidRange, Uids
 from sandboxes.backends.workspaces import Workspaces
-from sandboxes.errors import BackendError, EngineUnavailable, EnvironmentMissing, IsolationUnavailable
+from sandboxes.environment import Environment
+from sandboxes.errors import BackendError, EngineUnavailable, IsolationUnavailable
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, SandboxSpec, Usage
 
@@ -40,8 +41,6 @@ PROBE_S = 20.0
 # Launches at once. Each waits for most of its time; more than a few only take turns on the processors.
 LAUNCHERS = 8
 RUN_DIRECTORY = Path("/run/toolhost")
-# Says that it is PID 1 of a namespace of its own, and which network interfaces there are.
-PROBE = ("/bin/sh", "-c", "echo $$; cat /proc/net/dev")
 # Since Linux 5.14 RLIMIT_NPROC counts within a user namespace (clone(2), user_namespaces(7): ucounts), so that every
 # sandbox of one ordinary user has its own count.
 COUNTED_PER_NAMESPACE = (5, 14)
@@ -54,8 +53,9 @@ class BubblewrapBackend(Backend):
     """Sandboxes as process trees of this machine.
 
     As root: a uid of `uids` and a control group for each. As an ordinary user: one uid, resource limits only.
-    `state_dir`: where records and workspaces are kept, below `bubblewrap/`; mode 0700. `agent`: the directory with the
-    agent's programs. `timeout_s`, `grace_s`, `fence_s`: for the agent's configuration (see `agent.wire`), seconds.
+    `state_dir`: where records and workspaces are kept, below `bubblewrap/`; mode 0700. `environment` says, when this is
+    opened, what user code runs in. `agent`: the directory with the agent's programs. `timeout_s`, `grace_s`,
+    `fence_s`: for the agent's configuration (see `agent.wire`), seconds.
     `run_directory`: where root hosts of this machine claim uids.
     """
 
@@ -66,7 +66,7 @@ class BubblewrapBackend(Backend):
         *,
         state_dir: Path,
         owner: Owner,
-        environment: EmbeddedEnvironment,
+        environment: Callable[[], Environment],
         agent: Path | None = None,
         uids: UidRange | None = None,
         timeout_s: float = 120.0,
@@ -74,15 +74,11 @@ class BubblewrapBackend(Backend):
         fence_s: float | None = None,
         run_directory: Path = RUN_DIRECTORY,
     ) -> None:
-        self._settings = Settings(
-            owner=owner,
-            root=state_dir / NAME,
-            environment=environment,
-            agent=agent if agent is not None else Path(sandboxes.agent.__path__[0]),
-            timeout_s=timeout_s,
-            grace_s=grace_s,
-            fence_s=fence_s,
-        )
+        self._owner = owner
+        self._root = state_dir / NAME
+        self._environment = environment
+        self._agent = agent if agent is not None else Path(sandboxes.agent.__path__[0])
+        self._times = (timeout_s, grace_s, fence_s)
         self._uids = uids or UidRange()
         self._run_directory = run_directory
         self._sandboxes: Sandboxes | None = None
@@ -142,7 +138,7 @@ class BubblewrapBackend(Backend):
     async def connect(self, handle: Handle) -> Channel:
         record = await self._call(self._callers, CALL_S, self._opened_sandboxes().running, handle)
         directory = self._opened_sandboxes().files.directory(record.handle.key)
-        nonce = self._settings.owner.nonce(handle.sandbox_id)
+        nonce = self._owner.nonce(handle.sandbox_id)
         return await unix_channel.connect(directory, SOCKET, nonce, timeout_s=CALL_S)
 
     async def poll(self, handle: Handle) -> Status:
@@ -213,59 +209,50 @@ class BubblewrapBackend(Backend):
     # --- opening -------------------------------------------------------------------------------------------------
 
     def _opened(self) -> Sandboxes:
-        self._check_environment()
+        timeout_s, grace_s, fence_s = self._times
+        environment = self._environment()
+        if platform.system() != "Linux":
+            raise IsolationUnavailable("bubblewrap isolates on Linux only: use the docker backend")
         with exhaustion():
-            self._settings.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files, workspaces = OwnerFiles(self._settings.root), Workspaces(self._settings.root)
+            files, workspaces = OwnerFiles(self._root), Workspaces(self._root)
             files.make()
             workspaces.make()
-            opened = self._isolating(files, workspaces)
+            settings = Settings(
+                owner=self._owner,
+                root=self._root,
+                environment=environment,
+                agent=self._agent,
+                etc=make_etc(self._root),
+                timeout_s=timeout_s,
+                grace_s=grace_s,
+                fence_s=fence_s,
+            )
+            opened = self._isolating(settings, files, workspaces)
             opened.sweep()
         return opened
 
-    def _check_environment(self) -> None:
-        wanted = [*self._settings.environment.binds, self._settings.agent]
-        for path in wanted:
-            if not path.exists():
-                raise EnvironmentMissing(f"{path} is missing: the sandbox environment is made by `toolhost setup`")
-
-    def _isolating(self, files: OwnerFiles, workspaces: Workspaces) -> Sandboxes:
+    def _isolating(self, settings: Settings, files: OwnerFiles, workspaces: Workspaces) -> Sandboxes:
         """With the first bubblewrap here that isolates. Raises IsolationUnavailable."""
-        if platform.system() != "Linux":
-            raise IsolationUnavailable("bubblewrap isolates on Linux only: use the docker backend")
         refusal = bwrap_binary.INSTALL
         for binary in bwrap_binary.find():
-            opened = self._with(binary, files, workspaces)
+            rights, path = None, binary.path
+            if os.geteuid() == 0:
+                rights = self._rights(settings, binary)
+                if binary.tree is not None:
+                    path = rights.stage.path("bubblewrap") / binary.path.relative_to(binary.tree)
+            counted = rights is not None or _kernel() >= COUNTED_PER_NAMESPACE
+            opened = Sandboxes(settings, path, rights, counted, files, workspaces)
             try:
-                _check_isolation(opened)
+                opened.check_isolation(PROBE_S)
             except EngineUnavailable as error:
                 refusal = f"{binary.path} cannot isolate here ({error.message}): {bwrap_binary.advice(error.message)}"
             else:
                 return opened
         raise IsolationUnavailable(refusal)
 
-    def _with(self, binary: bwrap_binary.Binary, files: OwnerFiles, workspaces: Workspaces) -> Sandboxes:
-        etc = self._settings.root / "etc"
-        if not etc.exists():
-            make_etc(etc)
-        rights, path = None, binary.path
-        if os.geteuid() == 0:
-            rights = self._rights(binary)
-            if binary.tree is not None:
-                path = rights.stage.path("bubblewrap") / binary.path.relative_to(binary.tree)
-        return Sandboxes(
-            settings=self._settings,
-            binary=path,
-            rights=rights,
-            process_limits=rights is not None or _kernel() >= COUNTED_PER_NAMESPACE,
-            files=files,
-            workspaces=workspaces,
-        )
-
-    def _rights(self, binary: bwrap_binary.Binary) -> Rights:
-        fixed = {"etc": self._settings.root / "etc", "agent": self._settings.agent}
-        for number, source in enumerate(self._settings.environment.binds):
-            fixed[f"environment-{number}"] = source
+    def _rights(self, settings: Settings, binary: bwrap_binary.Binary) -> Rights:
+        fixed = {"etc": settings.etc, "agent": settings.agent}
+        fixed |= {name: mount.source for name, mount in settings.mounts().items()}
         if binary.tree is not None:
             fixed["bubblewrap"] = binary.tree
         rights = Rights(
@@ -317,16 +304,6 @@ class BubblewrapBackend(Backend):
             return await asyncio.wait_for(asyncio.shield(work), timeout_s)
         except TimeoutError:
             raise EngineUnavailable(f"this machine did not answer within {timeout_s:.0f} s; try again later") from None
-
-
-def _check_isolation(opened: Sandboxes) -> None:
-    """Runs a command as sandboxes are run. Raises EngineUnavailable when it fails or is not isolated."""
-    uid = opened.rights.uid_range.first if opened.rights is not None else os.geteuid()
-    said = opened.run_probe(uid, PROBE, PROBE_S)
-    pid, *lines = said.splitlines() or [""]
-    interfaces = {line.partition(":")[0].strip() for line in lines if ":" in line}
-    if pid != "1" or interfaces != {"lo"}:
-        raise EngineUnavailable(f"a probe was not isolated: it said {said[:200]!r}")
 
 
 def _kernel() -> tuple[int, int]:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from sandboxes.backends.bwrap_system import USER
 from sandboxes.backends.cgroups import AGENT_PROCESSES
-from sandboxes.backends.embedded import USER
 from sandboxes.backends.pidfd import Process
 from sandboxes.errors import EngineUnavailable, IsolationUnavailable, NoCapacity
 from sandboxes.spec import Limits

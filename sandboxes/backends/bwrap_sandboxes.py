@@ -18,20 +18,21 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandboxes.backends import bwrap_process, cgroups, proc_tree, unix_channel
 from sandboxes.backends.base import Life, Status
 from sandboxes.backends.bwrap_process import NAMESPACES, REMOVER, Patience
-from sandboxes.backends.embedded import EmbeddedEnvironment, etc_arguments, system_arguments
+from sandboxes.backends.bwrap_system import etc_arguments, system_arguments
 from sandboxes.backends.owner_files import OwnerFiles, Record
 from sandboxes.backends.pidfd import Process
 from sandboxes.backends.stage import Stage
 from sandboxes.backends.uids import UidRange, Uids
 from sandboxes.backends.workspaces import Workspaces
-from sandboxes.errors import BackendError, EngineUnavailable, NoCapacity, StateLost
+from sandboxes.environment import Environment, Mount
+from sandboxes.errors import BackendError, EngineUnavailable, EnvironmentMissing, NoCapacity, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, Limits, SandboxSpec, Usage
 
@@ -41,14 +42,15 @@ LOG = "agent.log"
 DATA = "/mnt/data"
 AGENT = "/opt/toolhost/agent"
 AGENT_MAIN = "toolhost_agent.py"
-# User code's environment, where the embedded environment or the spec does not say otherwise.
+# User code's environment, beside PATH, where the spec does not say otherwise.
 VARIABLES = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": DATA,
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",
     "USER": "user",
 }
+# Says whether it is PID 1 of a namespace of its own, and which network interfaces there are.
+PROBE = ("/bin/sh", "-c", "echo $$; cat /proc/net/dev")
 LOCK_S = 30.0
 REMOVE_S = 60.0
 EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
@@ -70,11 +72,16 @@ class Settings:
 
     owner: Owner
     root: Path
-    environment: EmbeddedEnvironment
+    environment: Environment
     agent: Path
+    etc: Path
     timeout_s: float
     grace_s: float
     fence_s: float | None
+
+    def mounts(self) -> dict[str, Mount]:
+        """The environment's, by names that are also those on the stage."""
+        return {f"environment-{number}": mount for number, mount in enumerate(self.environment.mounts)}
 
 
 @dataclass(slots=True)
@@ -89,6 +96,18 @@ class Sandboxes:
     workspaces: Workspaces
     outers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check_isolation(self, timeout_s: float) -> None:
+        """Runs a command that sees what every sandbox sees. Raises EngineUnavailable unless it is isolated."""
+        if self.rights is not None:
+            self.rights.stage.enter()
+        uid = self.rights.uid_range.first if self.rights is not None else os.geteuid()
+        arguments = [*self._view(Limits()), "--remount-ro", "/", "--", *PROBE]
+        said = bwrap_process.run([*self._program(uid, Limits()), *arguments], timeout_s)
+        pid, *lines = said.splitlines() or [""]
+        interfaces = {line.partition(":")[0].strip() for line in lines if ":" in line}
+        if pid != "1" or interfaces != {"lo"}:
+            raise EngineUnavailable(f"a probe was not isolated: it said {said[:200]!r}")
 
     # --- launching -----------------------------------------------------------------------------------------------
 
@@ -106,6 +125,9 @@ class Sandboxes:
         patience.cancel.check()
         sandbox_id = secrets.token_hex(16)
         handle = Handle(NAME, key, sandbox_id, "", workspace, created_at=time.time())
+        for mount in self.settings.environment.mounts:
+            if not mount.source.exists():
+                raise EnvironmentMissing(f"{mount.source} is gone: run `toolhost setup`, then start the host again")
         launcher = Process.of(os.getpid())
         existing = self.workspaces.uid(workspace)
         record = Record(
@@ -195,20 +217,22 @@ class Sandboxes:
     def _view(self, limits: Limits) -> list[str]:
         """Everything a sandbox sees, but its workspace."""
         settings = self.settings
-        arguments = [*NAMESPACES, *system_arguments(), *etc_arguments(self._reach("etc", settings.root / "etc"))]
+        arguments = [*NAMESPACES, *system_arguments(), *etc_arguments(self._reach("etc", settings.etc))]
         arguments += ["--proc", "/proc", "--dev", "/dev"]
         arguments += ["--perms", "1777", "--size", str(limits.shm_bytes), "--tmpfs", "/dev/shm"]
         arguments += ["--remount-ro", "/dev"]
         arguments += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]
-        for number, (source, target) in enumerate(settings.environment.binds.items()):
-            arguments += ["--ro-bind", str(self._reach(f"environment-{number}", source)), target]
+        for directory in settings.environment.directories:
+            arguments += ["--perms", "0755", "--dir", str(directory)]
+        for name, mount in settings.mounts().items():
+            arguments += ["--ro-bind", str(self._reach(name, mount.source)), str(mount.target)]
         return [*arguments, "--ro-bind", str(self._reach("agent", settings.agent)), AGENT]
 
     def _reach(self, name: str, source: Path) -> Path:
         return source if self.rights is None else self.rights.stage.path(name)
 
     def _command(self) -> list[str]:
-        return [*self.settings.environment.python, "-I", "-B", "-S", f"{AGENT}/{AGENT_MAIN}"]
+        return [str(self.settings.environment.python), "-I", "-B", "-S", f"{AGENT}/{AGENT_MAIN}"]
 
     def _configuration(self, record: Record, spec: SandboxSpec, listener: int) -> bytes:
         """The agent's configuration (see the end of `agent.wire`)."""
@@ -222,11 +246,11 @@ class Sandboxes:
                 "channel": {"kind": "listen_fd", "fd": listener},
                 "peer_check": True,
                 "data": DATA,
-                "python": list(settings.environment.python),
-                "site": list(settings.environment.site),
+                "python": [str(settings.environment.python)],
+                "site": [],
                 "uid": None,
                 "gid": None,
-                "environment": {**VARIABLES, **settings.environment.variables, **spec.environment},
+                "environment": {**VARIABLES, "PATH": settings.environment.search_path, **spec.environment},
                 "preimports": list(spec.preimports),
                 "limits": {
                     "memory_bytes": limits.memory_bytes,
@@ -346,13 +370,6 @@ class Sandboxes:
         if self.rights is not None:
             self.rights.uids.release(record.uid, handle.sandbox_id)
         self.files.remove(handle.key)
-
-    def run_probe(self, uid: int, command: Sequence[str], timeout_s: float) -> str:
-        """What a command says that sees what every sandbox sees. Raises EngineUnavailable, IsolationUnavailable."""
-        if self.rights is not None:
-            self.rights.stage.enter()
-        view = self._view(Limits())
-        return bwrap_process.run([*self._program(uid, Limits()), *view, "--remount-ro", "/", "--", *command], timeout_s)
 
     def _discard(self, workspace: str) -> None:
         path = self.workspaces.discard(workspace)

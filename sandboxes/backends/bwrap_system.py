@@ -1,13 +1,13 @@
-"""What a bubblewrap sandbox sees of the host: the system, read-only, and the environment for user code.
+"""What a bubblewrap sandbox sees of the host's system: programs, libraries, and the harmless parts of `/etc`.
 
 Above: the bubblewrap backend. Below: the host's file system, of which nothing is shown but what is named here.
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 # Top directories with programs and libraries. On most systems all but /usr are links into it.
@@ -26,21 +26,6 @@ ETC_TEXTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedEnvironment:
-    """The Python that user code runs in.
-
-    `python`: its argv prefix, as seen inside. `binds`: host path → path inside, read-only. `site`: directories inside
-    that packages are imported from before the interpreter's own. `variables`: what its packages want in the
-    environment of user code.
-    """
-
-    python: tuple[str, ...]
-    binds: Mapping[Path, str] = field(default_factory=dict)
-    site: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-
 def system_arguments(root: Path = Path("/")) -> list[str]:
     """Bubblewrap's arguments for the system's directories: links stay links."""
     arguments: list[str] = []
@@ -53,22 +38,34 @@ def system_arguments(root: Path = Path("/")) -> list[str]:
     return arguments
 
 
-def make_etc(target: Path, source: Path = Path("/etc")) -> None:
-    """Makes the sandboxes' `/etc`, readable by all, with mount points for `etc_arguments`. Raises OSError."""
-    if target.exists():
-        shutil.rmtree(target)
-    target.mkdir(mode=0o755, parents=True)
+def make_etc(root: Path, source: Path = Path("/etc")) -> Path:
+    """Makes the sandboxes' `/etc` in `root`, readable by all, with mount points for `etc_arguments`. Raises OSError.
+
+    It is named by what is in it: when the system has changed since the last time, sandboxes that run keep theirs.
+    """
+    aside = root / f"etc.{secrets.token_hex(4)}"
+    aside.mkdir(mode=0o755)
     for name in ETC_DIRECTORIES:
         if (source / name).is_dir():
-            (target / name).mkdir(mode=0o755, parents=True)
+            (aside / name).mkdir(parents=True)
     for name in ETC_FILES:
         if (source / name).is_file():
-            (target / name).parent.mkdir(mode=0o755, exist_ok=True)
-            shutil.copyfile(source / name, target / name)
+            (aside / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, aside / name)
     for name, text in ETC_TEXTS.items():
-        (target / name).write_text(text)
-    for path in (target, *target.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+        (aside / name).write_text(text)
+    digest = hashlib.sha256()
+    for path in sorted((aside, *aside.rglob("*"))):
+        directory = path.is_dir()
+        path.chmod(0o755 if directory else 0o644)
+        digest.update(f"{path.relative_to(aside)}\0".encode())
+        digest.update(b"" if directory else path.read_bytes())
+    made = root / f"etc-{digest.hexdigest()[:16]}"
+    if made.exists():
+        shutil.rmtree(aside)
+    else:
+        aside.rename(made)
+    return made
 
 
 def etc_arguments(etc: Path, source: Path = Path("/etc")) -> list[str]:
