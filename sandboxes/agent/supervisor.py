@@ -1,0 +1,146 @@
+"""PID 1 of the sandbox: builds the parts, reaps, and ends. It never runs user code.
+
+Above: `toolhost_agent` (the launcher). Below: everything else in this directory.
+"""
+
+from __future__ import annotations
+
+import _signal
+import os
+import sys
+from time import monotonic
+
+from . import config as configuration
+from . import kernel
+from .changes import Changes
+from .connections import Connection, Connections
+from .executions import Executions
+from .loop import Loop
+from .processes import Ender, send
+from .python import Python
+from .requests import Requests
+from .spawn import Spawner, SpawnError
+from .transfers import Transfers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .config import Config
+
+_EXIT_CONFIG = 2
+
+
+class Children:
+    """Processes that somebody waits for. Everything else that ends is an adopted orphan and only reaped."""
+
+    def __init__(self) -> None:
+        self._expected: dict[int, Callable[[int, int], None]] = {}
+
+    def expect(self, pid: int, ended: Callable[[int, int], None]) -> None:
+        """Calls `ended(status, peak)` with what wait(2) says and the most memory it had, in bytes."""
+        self._expected[pid] = ended
+
+    def kill(self, pid: int) -> None:
+        """Kills a child that was not reaped yet."""
+        if pid in self._expected:
+            send(pid, _signal.SIGKILL)
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            ended = self._expected.pop(pid, None)
+            if ended is not None:
+                ended(status, usage.ru_maxrss << 10)
+
+
+class Supervisor:
+    """The parts and how they hang together."""
+
+    def __init__(self, config: Config, launcher: str) -> None:
+        self._config = config
+        self._loop = Loop()
+        self._children = Children()
+        self._ender = Ender()
+        spawner = Spawner(config, self._make_room)
+        self._changes = Changes(config, self._loop, spawner, self._children)
+        executions = Executions(config, self._loop, spawner, self._changes)
+        self._python = Python(
+            config, self._loop, spawner, self._children, executions, launcher, self._end_interpreters_rest
+        )
+        self._executions = executions
+        executions.performers["python"] = self._python
+        self._transfers = Transfers(config, self._loop, spawner, self._children)
+        self._requests = Requests(config, executions, self._python, self._transfers, self.stop)
+        self._connections = Connections(config, self._loop, self._requests.handle, self._closed)
+        self._requests.connections = self._connections
+
+    def run(self) -> None:
+        """Until `stop`. The channel is up before the interpreter is."""
+        self._loop.on_signal(_signal.SIGCHLD, self._children.reap)
+        if self._config.drops or os.getpid() != 1:
+            # Else user code has our uid, and could end us with it; without a handler PID 1 ignores it.
+            self._loop.on_signal(_signal.SIGTERM, self.stop)
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+        self._connections.start()
+        self._loop.soon(self._launch)
+        if self._config.fence_s is not None:
+            self._loop.after(self._config.fence_s, self._fence)
+        self._loop.run()
+        self._connections.flush_all()
+        self._ender.end_all()
+
+    def stop(self) -> None:
+        self._loop.stop()
+
+    def _launch(self) -> None:
+        try:
+            self._python.launch()
+        except SpawnError as error:
+            os.write(2, f"agent: {error}\n".encode())
+        self._loop.soon(self._changes.prepare)
+
+    def _closed(self, connection: Connection) -> None:
+        self._requests.closed(connection)
+        if self._config.channel["kind"] == "stdio":
+            self.stop()  # nobody can ever speak to us again
+
+    def _fence(self) -> None:
+        assert self._config.fence_s is not None
+        if self._connections.greeted():
+            left = self._config.fence_s
+        else:
+            left = self._connections.last_host + self._config.fence_s - monotonic()
+        if left <= 0:
+            self.stop()
+        else:
+            self._loop.after(left, self._fence)
+
+    def _kept(self) -> list[int]:
+        """Processes that are not the interpreter's: our workers, and shells."""
+        return [pid for pid in (self._changes.pid,) if pid is not None]
+
+    def _end_interpreters_rest(self) -> None:
+        self._ender.end_all_but(self._kept())
+
+    def _make_room(self) -> None:
+        """No process can be started: user code has taken them all, and loses them."""
+        self._ender.end_all()
+
+
+def main(source: str, launcher: str) -> None:
+    """The process. Exit status 2: the configuration is wrong."""
+    try:
+        config = configuration.read(source)
+    except (configuration.ConfigError, OSError, ValueError) as error:
+        os.write(2, f"agent: configuration: {error}\n".encode())
+        sys.exit(_EXIT_CONFIG)
+    kernel.hide()
+    kernel.no_new_privileges()
+    kernel.adopt_orphans()
+    Supervisor(config, launcher).run()
