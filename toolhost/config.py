@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -116,8 +117,7 @@ class AuthSettings(Group):
 
 
 class BubblewrapSettings(Group):
-    binary: Path | None = Field(None, description="bwrap; none: the system's, else the bundled one")
-    environment_dir: Path | None = Field(None, description="the sandbox environment; none: below the state directory")
+    environment_dir: Path | None = Field(None, description="what `toolhost setup` made; none: where it makes it")
 
 
 class DockerSettings(Group):
@@ -159,6 +159,11 @@ class Settings(BaseSettings):
     bubblewrap: BubblewrapSettings = BubblewrapSettings()  # type: ignore[call-arg]
     docker: DockerSettings = DockerSettings()  # type: ignore[call-arg]
 
+    @property
+    def environment_dir(self) -> Path:
+        """Where the embedded sandbox environment is."""
+        return self.bubblewrap.environment_dir or default_environment_dir()
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -178,6 +183,13 @@ def default_state_dir() -> Path:
     return platformdirs.user_state_path("toolhost")
 
 
+def default_environment_dir() -> Path:
+    """Where `toolhost setup` makes the embedded environment unless told otherwise (XDG)."""
+    import platformdirs
+
+    return platformdirs.user_data_path("toolhost") / "environment"
+
+
 def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
     """Settings from flags over environment over file. `flags`: nested as the groups are; None values are left out.
 
@@ -195,6 +207,14 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
         return Settings(**merged)
     except ValidationError as error:
         raise ConfigurationError(_explain(error, origins)) from None
+
+
+def proxies() -> dict[str, str]:
+    """Proxy variables that apply to plain http to a local name, by name (`http_proxy`, `all_proxy`)."""
+    names = {name: value for name, value in os.environ.items() if name.lower() in ("http_proxy", "all_proxy") and value}
+    if names and urllib.request.proxy_bypass("localhost"):
+        return {}
+    return names
 
 
 def split_address(text: str) -> tuple[str, int]:

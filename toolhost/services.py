@@ -11,9 +11,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sandboxes.manager import SessionManager
+from sandboxes.owner import Owner
 from sandboxes.spec import Outcome, SessionKey, SessionRequest
+from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
+from toolhost.backends import create_backend, manager_settings
 from toolhost.config import Settings
+from toolhost.errors import ConfigurationError
 from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, SessionAttachment
 
@@ -73,4 +78,13 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
 
 
 def _sessions(settings: Settings) -> Sessions:
-    raise NotImplementedError
+    try:
+        owner = Owner.load(settings.state_dir)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"state directory {settings.state_dir} cannot be used: {error}") from None
+    return SessionManager(
+        backend=create_backend(settings, owner),
+        store=SqliteStore(settings.state_dir / "ledger.sqlite"),
+        owner=owner,
+        settings=manager_settings(settings),
+    )
