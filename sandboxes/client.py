@@ -28,6 +28,7 @@ from sandboxes.errors import (
     AttemptUnknown,
     CallRefused,
     ChannelLost,
+    ChannelStalled,
     NoCapacity,
     SandboxError,
     StateLost,
@@ -107,7 +108,7 @@ class AgentClient:
                 hello = _read_hello(await lines.next())
         except TimeoutError:
             await channel.close()
-            raise ChannelLost("the agent did not answer the handshake in time") from None
+            raise ChannelStalled("the agent did not answer the handshake in time") from None
         except (OSError, EOFError):
             await channel.close()
             raise ChannelLost("the connection ended during the handshake") from None
@@ -300,7 +301,7 @@ class AgentClient:
                 frame = await waiter.frames.get()
         except TimeoutError:
             # It is open and does not answer: nobody else should wait for it either.
-            lost = ChannelLost("transport lost: no answer in time; the result can be fetched again")
+            lost = ChannelStalled("transport lost: no answer in time; the result can be fetched again")
             self._fail(lost)
             raise lost from None
         if isinstance(frame, SandboxError):
