@@ -51,6 +51,7 @@ class Admission:
         self._queue_s = queue_s
         self._clock = clock
         self._on_pressure = on_pressure
+        self.on_release: Callable[[], None] = lambda: None
         self._held: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[Slot]]] = {}
         self._served: dict[str, int] = {}
@@ -80,7 +81,7 @@ class Admission:
         """
         if not self.waiting and self._room(principal):
             return self._grant(principal)
-        if self.waiting >= self._max_waiting:
+        if self.waiting >= self._max_waiting and not self._make_way(principal):
             raise self._refusal(principal)
         future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(principal, deque()).append(future)
@@ -115,6 +116,7 @@ class Admission:
             del self._held[slot.principal]
         self._note_release()
         self._serve()
+        self.on_release()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -146,6 +148,16 @@ class Admission:
             queue.remove(future)
             if not queue:
                 del self._waiting[principal]
+
+    def _make_way(self, principal: str) -> bool:
+        """In a full queue the longest line gives up its last place to a shorter one."""
+        longest = max(self._waiting, key=lambda name: len(self._waiting[name]), default=principal)
+        if len(self._waiting.get(principal, ())) + 1 >= len(self._waiting.get(longest, ())):
+            return False
+        last = self._waiting[longest].pop()
+        if not last.done():
+            last.set_exception(self._refusal(longest))
+        return True
 
     async def _expire(self, future: asyncio.Future[Slot], principal: str) -> None:
         await self._clock.sleep(self._queue_s)

@@ -237,7 +237,7 @@ class AgentClient:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, kind: str, deadline_s: float = REPLY_S, **fields: object) -> codec.Fields:
+    async def _ask(self, kind: str, /, deadline_s: float = REPLY_S, **fields: object) -> codec.Fields:
         ident, waiter = self._send(kind, None, **fields)
         try:
             frame = await self._next(waiter, deadline_s)
@@ -280,7 +280,7 @@ class AgentClient:
             self._waiters.pop(ident, None)
 
     def _send(
-        self, kind: str, on_output: Callable[[codec.Fields], None] | None, **fields: object
+        self, kind: str, on_output: Callable[[codec.Fields], None] | None, /, **fields: object
     ) -> tuple[int, _Waiter]:
         if self._failure is not None:
             raise self._failure

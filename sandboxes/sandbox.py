@@ -31,12 +31,19 @@ class Sandbox:
         self._connecting = asyncio.Lock()
         self._acks: list[str] = []
         self._acking: asyncio.Task[None] | None = None
+        self._ended = False
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and self._client.alive
 
     async def client(self) -> AgentClient:
         """The open connection, made where there is none.
 
         Raises StateLost when the sandbox is gone or another answers, EngineUnavailable, ChannelLost, WireError.
         """
+        if self._ended:
+            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
         if self._client is not None and self._client.alive:
             return self._client
         async with self._connecting:
@@ -102,6 +109,7 @@ class Sandbox:
 
     async def destroy(self, *, keep_workspace: bool = False) -> None:
         """Ends it. Idempotent. Raises EngineUnavailable."""
+        self._ended = True
         await self.close()
         await self._engine.destroy(self.handle, keep_workspace=keep_workspace)
 
@@ -125,6 +133,8 @@ class Sandbox:
 
     async def _fate(self) -> None:
         """Raises StateLost when the engine says that the sandbox has ended. Doubt leaves it alive."""
+        if self._ended:
+            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
         try:
             status = await self.status()
         except SandboxError:
