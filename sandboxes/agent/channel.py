@@ -7,13 +7,15 @@ Above it: `interpreter`, which reads cells from it and answers each. Below it: o
 from __future__ import annotations
 
 import fcntl
-import os
 
 from .pristine import BUILTINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from typing import Any
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import os
 
 from .pristine import BUILTINS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 

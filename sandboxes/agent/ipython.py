@@ -27,7 +27,7 @@ FOLDER = os.path.dirname(os.path.dirname(sys.modules["IPython.core.displaypub"].
 """Where IPython lives: its frames are no more the model's own than the engine's are."""
 
 # Names that it puts into the namespace and that would shadow the real ones, or never be filled.
-_UNWANTED = ("exit", "quit", "open", "In", "Out")
+_UNWANTED = ("exit", "quit", "open", "In", "Out", "_", "__", "___")
 
 
 class _Publisher(DisplayPublisher):  # type: ignore[misc, unused-ignore]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import io
-import os
 import sys
 
 from .channel import raise_fd
@@ -17,7 +16,10 @@ from .pristine import BUILTINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from typing import Any
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 
