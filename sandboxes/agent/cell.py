@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
+    from typing import Any
 
 globals()["__builtins__"] = BUILTINS
 
@@ -55,11 +56,11 @@ class Cell:
         self.statements: CodeType | None = self._code(body, "exec") if body.body else None
         self.expression: CodeType | None = self._code(shown, "eval") if shown is not None else None
 
-    def _compile(self, source: object, mode: str, flags: int = 0) -> object:
-        return compile(source, self.name, mode, flags | _TOP_LEVEL_AWAIT | self.futures, dont_inherit=True)  # type: ignore[arg-type]
+    def _compile(self, source: Any, mode: str, flags: int = 0) -> Any:
+        return compile(source, self.name, mode, flags | _TOP_LEVEL_AWAIT | self.futures, dont_inherit=True)
 
-    def _code(self, tree: object, mode: str) -> CodeType:
-        code: CodeType = self._compile(tree, mode)  # type: ignore[assignment]
+    def _code(self, tree: Any, mode: str) -> CodeType:
+        code: CodeType = self._compile(tree, mode)
         self.futures |= code.co_flags & _FUTURE_ANNOTATIONS
         return code
 

@@ -107,7 +107,7 @@ def _decoder() -> Any:
         import json
 
         return json.loads
-    scan = make_scanner(_Context())
+    scan = make_scanner(_Context())  # type: ignore[arg-type]
     return lambda text: scan(text, 0)[0]
 
 

@@ -18,9 +18,9 @@ from .eventloop import EventLoop
 from .images import Images
 from .interrupts import Interrupts
 from .pristine import BUILTINS
+from .rich import better_text, bundle_text, save_data, save_images
 from .sources import AfterImport, Sources, load_linecache
 from .streams import Streams
-from .rich import better_text, bundle_text, save_data, save_images
 from .text import clean, cut, show
 from .traceback_view import hidden_folders, render
 from .world import World
@@ -245,7 +245,7 @@ class Interpreter:
         """A child that user code forked and that fell out of the cell ends here, quietly."""
         status = run.exit_status
         if not isinstance(status, int):
-            status = 0 if run.outcome == "ok" or status is None and run.outcome == "exited" else 1
+            status = 0 if run.outcome == "ok" or (status is None and run.outcome == "exited") else 1
         self._streams.flush()
         os._exit(status & 0xFF)
 
@@ -276,7 +276,7 @@ async def _in_loop(cell: Cell, namespace: dict[str, Any]) -> object:
         if code is not None:
             value = eval(code, namespace)
             if is_coroutine(code):
-                value = await value  # type: ignore[misc]
+                value = await value
     return value if cell.expression is not None else None
 
 

@@ -6,7 +6,7 @@ A cell that waits in the event loop is cancelled; anything else gets KeyboardInt
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found, unused-ignore]  # `signal` costs 3 ms: it builds enums
 
 from .pristine import BUILTINS
 

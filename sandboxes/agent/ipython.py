@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-from IPython.core.displaypub import DisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
+from IPython.core.displaypub import DisplayPublisher  # type: ignore[import-not-found, unused-ignore]
+from IPython.core.interactiveshell import InteractiveShell  # type: ignore[import-not-found, unused-ignore]
+from traitlets.config import Config  # type: ignore[import-not-found, unused-ignore]
 
 from . import pip
 from .pristine import BUILTINS

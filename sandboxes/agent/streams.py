@@ -47,10 +47,10 @@ class Stream(io.TextIOWrapper):
 
     def __init__(self, fd: int) -> None:
         raw = _Pipe(fd, "w", closefd=False)
-        io.TextIOWrapper.__init__(  # type: ignore[misc]
+        io.TextIOWrapper.__init__(
             self, raw, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True
         )
-        self.mode = "w"
+        vars(self)["mode"] = "w"
         self._held: dict[int, str] = {}
 
     def write(self, text: str) -> int:
@@ -135,7 +135,8 @@ class Streams:
                 changed = True
         stdin = getattr(self, "stdin", None)
         if not _usable(stdin):
-            self.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 # type: ignore[misc]
+            self.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, "__stdin__", self.stdin)  # noqa: B010 - typed as final
         sys.stdin = self.stdin
         return changed
 

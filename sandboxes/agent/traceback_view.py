@@ -96,7 +96,7 @@ def is_hidden(filename: str) -> bool:
 
 
 def _parts(view: Any) -> list[Any]:
-    parts = []
+    parts: list[Any] = []
     todo = [view]
     while todo:
         part = todo.pop()

@@ -110,7 +110,8 @@ class World:
         broken = [
             name
             for name, value in BUILTINS.items()
-            if current.get(name) is not value and (name not in current or (callable(value) and not callable(current[name])))
+            if current.get(name) is not value
+            and (name not in current or (callable(value) and not callable(current[name])))
         ]
         for name in broken:
             current[name] = BUILTINS[name]

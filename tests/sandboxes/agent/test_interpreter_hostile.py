@@ -111,7 +111,9 @@ def test_streams_are_put_back_and_the_note_says_so(python: InterpreterProcess, c
 
 
 def test_text_left_in_a_replaced_stdout_over_the_pipe_is_delivered(python: InterpreterProcess) -> None:
-    answer = python.run("import sys, io\nsys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, 'w')))\nprint('kept')")
+    answer = python.run(
+        "import sys, io\nsys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, 'w')))\nprint('kept')"
+    )
     assert answer["output"] == "kept\n"
     check_next_call_works(python)
 
@@ -142,7 +144,7 @@ def test_text_left_in_a_replaced_stdout_over_the_pipe_is_delivered(python: Inter
         "import linecache\nlinecache.clearcache()",
         "import atexit, os\natexit.register(os._exit, 9)",
         "globals().clear(); x = 41",
-        "import signal\nfor n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGPIPE): signal.signal(n, signal.SIG_IGN)",
+        "from signal import *\nfor n in (SIGTERM, SIGUSR1, SIGCHLD, SIGPIPE): signal(n, SIG_IGN)",
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
         "import os\nos.environ.clear()",
         "import locale, os\nos.chdir('/')",
@@ -183,7 +185,9 @@ def test_trace_function_that_raises_ends_the_next_cell_and_is_gone_then(python: 
 def test_trace_function_sees_later_cells_and_only_their_code(python: InterpreterProcess) -> None:
     python.run("import sys\nseen = set()\nsys.settrace(lambda frame, *a: seen.add(frame.f_code.co_filename))")
     python.run("def f(): pass\nf()")
-    assert python.run("sys.settrace(None)\nsorted(name for name in seen if 'cell' in name or 'agent' in name)")["value"] in (
+    assert python.run("sys.settrace(None)\nsorted(name for name in seen if 'cell' in name or 'agent' in name)")[
+        "value"
+    ] in (
         "['<cell 3>', '<cell 4>']",
         "['<cell 3>']",
     )
@@ -282,7 +286,9 @@ def test_long_lived_child_does_not_hold_the_channel_open(python: InterpreterProc
         ("import os; os.closerange(3, 5000)", 70),
     ],
 )
-def test_death_in_a_cell_closes_the_channel_after_the_output(python: InterpreterProcess, code: str, status: int) -> None:
+def test_death_in_a_cell_closes_the_channel_after_the_output(
+    python: InterpreterProcess, code: str, status: int
+) -> None:
     with pytest.raises(Died) as died:
         python.run(f"print('before')\n{code}")
     assert died.value.args[0] == status

@@ -55,7 +55,8 @@ def test_open_figures_are_saved_at_the_end_of_the_cell_and_closed(python: Interp
 
 def test_show_saves_at_that_point_and_warns_of_nothing(python: InterpreterProcess) -> None:
     answer = python.run(
-        "from matplotlib.pyplot import plot, show\nplot([1])\nshow()\nimport os\nprint(os.listdir('.outputs'))\nplot([2]);"
+        "from matplotlib.pyplot import plot, show\n"
+        "import os\nplot([1])\nshow()\nprint(os.listdir('.outputs'))\nplot([2]);"
     )
     assert answer["output"] == "['figure-2-1.png']\n"
     assert images(answer) == ["figure-2-1.png", "figure-2-2.png"]
@@ -174,7 +175,9 @@ def test_help_on_an_object_is_printed_without_a_pager(python: InterpreterProcess
 def test_traceback_of_a_cell_with_magics_shows_the_lines_as_typed(python: InterpreterProcess) -> None:
     answer = python.run("!true\ny = x\n1 / 0")
     assert answer["outcome"] == "raised"
-    assert answer["error"].startswith('Traceback (most recent call last):\n  File "<cell 2>", line 3, in <module>\n    1 / 0')
+    assert answer["error"].startswith(
+        'Traceback (most recent call last):\n  File "<cell 2>", line 3, in <module>\n    1 / 0'
+    )
 
 
 @pytest.mark.parametrize(
