@@ -40,9 +40,6 @@ if TYPE_CHECKING:
         def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
             """What the ladder does to it."""
 
-        def drain(self, run: Run) -> None:
-            """Takes what it has written up to now."""
-
         def pause(self, run: Run, paused: bool) -> None:
             """Lets what it writes wait, or no longer."""
 
@@ -141,6 +138,11 @@ class Executions:
         if run is not None and not self._finishing and run.why is None:
             run.note(note)
             self._climb(run, why)
+
+    def note_all_ended(self) -> None:
+        """Every process of user code had to be killed."""
+        if self.current is not None:
+            self.current.note("Processes multiplied too fast to be told apart: all were killed, shells and jobs too.")
 
     # --- what performers tell
 

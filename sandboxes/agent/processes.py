@@ -128,6 +128,14 @@ class Ender:
                 send(pid, KILL)
             time.sleep(0.001)
 
+    def end_foreground(self, root: int, before: dict[int, Process]) -> None:
+        """Kills what `root` has below it that was not there `before`, save what ignores interrupts: jobs."""
+        processes = table()
+        for pid in (_below(processes, {root}) & processes.keys()) - {root}:
+            older = before.get(pid)
+            if (older is None or older.started != processes[pid].started) and not _ignores_interrupt(pid):
+                send(pid, KILL)
+
     def end_all(self) -> None:
         """Kills everything but the agent, at once."""
         if self._first:
@@ -149,3 +157,13 @@ class Ender:
         if self._first:
             return processes.keys() - kept
         return (_below(processes, {self._agent}) & processes.keys()) - kept
+
+
+def _ignores_interrupt(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123
+            lines = file.read(8192).split(b"\n")
+    except OSError:
+        return False
+    masks = [line.split()[1] for line in lines if line.startswith(b"SigIgn:")]
+    return bool(masks) and bool(int(masks[0], 16) & 1 << (_signal.SIGINT - 1))

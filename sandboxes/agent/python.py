@@ -63,6 +63,10 @@ class Python:
     def ready(self) -> bool:
         return self._interpreter is not None and self._interpreter.ready
 
+    @property
+    def pid(self) -> int | None:
+        return None if self._interpreter is None else self._interpreter.pid
+
     def launch(self) -> None:
         """Starts an interpreter where there is none. Raises SpawnError."""
         if self._interpreter is not None:
@@ -151,10 +155,6 @@ class Python:
 
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
         return (lambda: self._interrupt(run, wide=False), lambda: self._interrupt(run, wide=True), self._kill)
-
-    def drain(self, run: Run) -> None:
-        if self._interpreter is not None and run is self._run:
-            self._interpreter.output.drain()
 
     def pause(self, run: Run, paused: bool) -> None:
         if self._interpreter is not None and (run is self._run or not paused):

@@ -19,6 +19,7 @@ from .loop import Loop
 from .processes import Ender, send
 from .python import Python
 from .requests import Requests
+from .shells import Shells
 from .spawn import Spawner, SpawnError
 from .transfers import Transfers
 
@@ -75,6 +76,10 @@ class Supervisor:
         )
         self._executions = executions
         executions.performers["python"] = self._python
+        self._shells = Shells(
+            config, self._loop, spawner, self._children, executions, self._ender, self._not_shells
+        )
+        executions.performers["shell"] = self._shells
         self._transfers = Transfers(config, self._loop, spawner, self._children)
         self._requests = Requests(config, executions, self._python, self._transfers, self.stop)
         self._connections = Connections(config, self._loop, self._requests.handle, self._closed)
@@ -121,12 +126,17 @@ class Supervisor:
         else:
             self._loop.after(left, self._fence)
 
-    def _kept(self) -> list[int]:
-        """Processes that are not the interpreter's: our workers, and shells."""
+    def _workers(self) -> list[int]:
         return [pid for pid in (self._changes.pid,) if pid is not None]
 
+    def _not_shells(self) -> list[int]:
+        """Children of ours that no shell command can have left behind."""
+        return self._workers() if self._python.pid is None else [*self._workers(), self._python.pid]
+
     def _end_interpreters_rest(self) -> None:
-        self._ender.end_all_but(self._kept())
+        """The interpreter has died: what it had started goes too, whatever session or parent that has by now."""
+        if not self._ender.end_all_but([*self._workers(), *self._shells.pids]):
+            self._executions.note_all_ended()
 
     def _make_room(self) -> None:
         """No process can be started: user code has taken them all, and loses them."""
