@@ -8,12 +8,12 @@ cannot forge that; and what lives on in the background is output "between the ca
 
 from __future__ import annotations
 
-import _signal
 import os
 
 from .named_shell import NamedShell, find_shell
 from .pipes import Pipe
 from .processes import send_group, table
+from .signals import signal
 from .spawn import SpawnError
 
 TYPE_CHECKING = False
@@ -233,7 +233,10 @@ class Shells:
         if self._named.get(name) is shell:
             del self._named[name]
         if run is not None:
-            run.note(f"The shell {name!r} has ended; its directory, variables and jobs are gone. The next call opens a new one.")
+            run.note(
+                f"The shell {name!r} has ended, and its directory, variables and jobs with it;"
+                " the next call opens a new one."
+            )
             self._finish(run, _exit_code(status), status)
 
     # --- its end
@@ -254,7 +257,7 @@ class Shells:
 
     def _interrupt(self, run: Run) -> None:
         if run is self._run:
-            send_group(self._leader, _signal.SIGINT)
+            send_group(self._leader, signal.SIGINT)
 
     def _terminate(self, run: Run) -> None:
         """Harder: a command of its own is told to end; in a named shell what the command started is killed, so that
@@ -262,7 +265,7 @@ class Shells:
         if run is not self._run:
             return
         if self._shell is None:
-            send_group(self._leader, _signal.SIGTERM)
+            send_group(self._leader, signal.SIGTERM)
         else:
             self._ender.end_foreground(self._leader, self._before)
 
