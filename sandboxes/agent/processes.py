@@ -6,15 +6,16 @@ process of the sandbox and nothing else; elsewhere (in tests) it touches its own
 
 from __future__ import annotations
 
-import _signal
 import os
 import time
+
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-KILL = _signal.SIGKILL
+KILL = signal.SIGKILL
 # How often the table is read and everything found in it killed before the whole sandbox's user code goes.
 _ROUNDS = 30
 
@@ -110,7 +111,7 @@ class Ender:
                 return True
             for pid in doomed:
                 # Stopping first: what does not run does not fork, and the next table is complete.
-                send(pid, _signal.SIGSTOP if attempt == 0 and len(doomed) > 1 else KILL)
+                send(pid, signal.SIGSTOP if attempt == 0 and len(doomed) > 1 else KILL)
             if attempt > 1:
                 time.sleep(0.001)
         self.end_all()
@@ -127,6 +128,14 @@ class Ender:
             for pid in doomed:
                 send(pid, KILL)
             time.sleep(0.001)
+
+    def end_foreground(self, root: int, before: dict[int, Process]) -> None:
+        """Kills what `root` has below it that was not there `before`, save what ignores interrupts: jobs."""
+        processes = table()
+        for pid in (_below(processes, {root}) & processes.keys()) - {root}:
+            older = before.get(pid)
+            if (older is None or older.started != processes[pid].started) and not _ignores_interrupt(pid):
+                send(pid, KILL)
 
     def end_all(self) -> None:
         """Kills everything but the agent, at once."""
@@ -149,3 +158,13 @@ class Ender:
         if self._first:
             return processes.keys() - kept
         return (_below(processes, {self._agent}) & processes.keys()) - kept
+
+
+def _ignores_interrupt(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123
+            lines = file.read(8192).split(b"\n")
+    except OSError:
+        return False
+    masks = [line.split()[1] for line in lines if line.startswith(b"SigIgn:")]
+    return bool(masks) and bool(int(masks[0], 16) & 1 << (signal.SIGINT - 1))

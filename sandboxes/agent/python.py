@@ -5,11 +5,10 @@ Above: `executions`, `supervisor`. Below: `python_process`, `processes`.
 
 from __future__ import annotations
 
-import _signal
-
 from .memory import MemoryWatch
 from .python_process import Interpreter
 from .run import images
+from .signals import signal
 from .spawn import SpawnError
 
 TYPE_CHECKING = False
@@ -63,6 +62,10 @@ class Python:
     def ready(self) -> bool:
         return self._interpreter is not None and self._interpreter.ready
 
+    @property
+    def pid(self) -> int | None:
+        return None if self._interpreter is None else self._interpreter.pid
+
     def launch(self) -> None:
         """Starts an interpreter where there is none. Raises SpawnError."""
         if self._interpreter is not None:
@@ -78,7 +81,7 @@ class Python:
         if self._was_ready:
             self._was_ready = False
             self._executions.epoch += 1
-        self._start_timer = self._loop.after(_START_S, lambda: interpreter.signal(_signal.SIGKILL))
+        self._start_timer = self._loop.after(_START_S, lambda: interpreter.signal(signal.SIGKILL))
         self._children.expect(interpreter.pid, lambda status, peak: self._died(interpreter, status, peak))
 
     def restart(self, then: Callable[[], None]) -> None:
@@ -114,15 +117,18 @@ class Python:
         if run is not None:
             self._end_of(run, interpreter, status, peak_bytes)
         if interpreter.ready:
-            try:
-                self.launch()
-            except SpawnError:
-                pass  # the next execution tries again, and says what is wrong
+            self._relaunch()
         if run is not None:
             self._executions.ended(run)
         calls, self._after_death = self._after_death, []
         for call in calls:
             call()
+
+    def _relaunch(self) -> None:
+        try:
+            self.launch()
+        except SpawnError:
+            return  # the next execution tries again, and says what is wrong
 
     def _end_of(self, run: Run, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
         if run.started_at is None:
@@ -152,10 +158,6 @@ class Python:
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
         return (lambda: self._interrupt(run, wide=False), lambda: self._interrupt(run, wide=True), self._kill)
 
-    def drain(self, run: Run) -> None:
-        if self._interpreter is not None and run is self._run:
-            self._interpreter.output.drain()
-
     def pause(self, run: Run, paused: bool) -> None:
         if self._interpreter is not None and (run is self._run or not paused):
             self._interpreter.output.pause(paused)
@@ -182,16 +184,16 @@ class Python:
             run.cause = {"kind": run.why, "rung": None, "signal": None, "exit_code": None, "limit": None}
             self._executions.ended(run)
             return
-        interpreter.signal(_signal.SIGCONT)
+        interpreter.signal(signal.SIGCONT)
         if wide:
-            interpreter.signal_group(_signal.SIGINT)
+            interpreter.signal_group(signal.SIGINT)
         else:
-            interpreter.signal(_signal.SIGINT)
+            interpreter.signal(signal.SIGINT)
 
     def _kill(self) -> None:
         if self._interpreter is not None:
-            self._interpreter.signal_group(_signal.SIGKILL)
-            self._interpreter.signal(_signal.SIGKILL)
+            self._interpreter.signal_group(signal.SIGKILL)
+            self._interpreter.signal(signal.SIGKILL)
 
     def _wrote(self, interpreter: Interpreter, data: bytes) -> None:
         if not interpreter.ready:

@@ -5,12 +5,12 @@ Above: `python_process`, `shells`, `workers`. Below: fork(2). The agent has one 
 
 from __future__ import annotations
 
-import _signal
 import os
 import resource
 import time
 
 from . import kernel
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ _NICENESS = 5  # the control channel answers first, whatever user code does with
 _FORK_TRIES = 20
 # Python ignores these, and an ignored signal stays ignored after exec.
 _DEFAULTS = (
-    _signal.SIGINT,
-    _signal.SIGTERM,
-    _signal.SIGCHLD,
-    _signal.SIGPIPE,
-    _signal.SIGXFSZ,
-    _signal.SIGHUP,
-    _signal.SIGQUIT,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGHUP,
+    signal.SIGQUIT,
 )
 
 
@@ -130,9 +130,9 @@ class Spawner:
 
     def _enter(self, descriptors: Sequence[int], spare: Sequence[int]) -> list[int]:
         """In the child: everything between fork and the work. Returns where `spare` descriptors are now."""
-        _signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(-1)
         for number in _DEFAULTS:
-            _signal.signal(number, _signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
         os.setsid()
         spare = _rearrange(descriptors, spare)
         self._lower()
