@@ -5,9 +5,7 @@ Above: commands, other ASGI servers. Below: transports, `auth`, `errors`. Made b
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -33,8 +31,6 @@ from toolhost.transport.paths import MESSAGES, local_path, parse
 from toolhost.transport.sse import SseTransport
 
 log = logging.getLogger("toolhost.app")
-
-HEALTH_KEPT_S = 5.0  # a deep check runs code: probes share its answer for so long
 
 
 class HostApp:
@@ -128,10 +124,18 @@ def _allow(scope: Scope, method: str) -> None:
 
 
 def _routes(services: Services) -> list[Route]:
-    health = HealthCheck(services)
-
     async def live(_request: Request) -> Response:
         return JSONResponse({"status": "alive", "version": __version__})
+
+    async def healthy(_request: Request) -> Response:
+        """Deep: it runs code in a sandbox. The manager lets probes that come together, or soon again, share a run."""
+        try:
+            await services.sessions.health()
+        except SandboxError as error:
+            log.warning("unhealthy: %s", error.message)
+            _, body, headers = http_for(error)
+            return JSONResponse({"status": "unhealthy", **body}, 503, dict(headers))
+        return JSONResponse({"status": "healthy", "version": __version__})
 
     async def attempt(request: Request) -> Response:
         principal = services.auth.authenticate(request.scope["headers"], address_of(request.scope))
@@ -143,38 +147,10 @@ def _routes(services: Services) -> list[Route]:
 
     return [
         Route("/livez", live),
-        Route("/healthz", health.answer),
+        Route("/healthz", healthy),
         Route("/v1/sessions/{id}/attempts/{attempt}", attempt),
         Route("/v1/sessions/{kind}/{id}/attempts/{attempt}", attempt),
     ]
-
-
-class HealthCheck:
-    """The deep check: it runs code in a sandbox. Probes that come together, or soon after one another, share it."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._lock = asyncio.Lock()
-        self._checked_at = -HEALTH_KEPT_S
-        self._problem: SandboxError | None = None
-
-    async def answer(self, _request: Request) -> Response:
-        async with self._lock:
-            if time.monotonic() - self._checked_at >= HEALTH_KEPT_S:
-                await self._check()
-        if self._problem is None:
-            return JSONResponse({"status": "healthy", "version": __version__})
-        _, body, headers = http_for(self._problem)
-        return JSONResponse({"status": "unhealthy", **body}, 503, dict(headers))
-
-    async def _check(self) -> None:
-        try:
-            await self._services.sessions.health()
-            self._problem = None
-        except SandboxError as error:
-            self._problem = error
-            log.warning("unhealthy: %s", error.message)
-        self._checked_at = time.monotonic()
 
 
 def _key(principal: str, kind: str | None, ident: str) -> SessionKey:

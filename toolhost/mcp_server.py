@@ -143,6 +143,12 @@ class ToolSet:
         shown = f" {name[:80]!r}" if isinstance(name, str) and name else ""
         raise BadArguments(f"There is no tool{shown} here. Tools: {known}. Nothing ran.")
 
+    def _namespace_of(self, name: object) -> str | None:
+        try:
+            return self._find(name)[0].name
+        except BadArguments:
+            return None
+
     def _flagged(self, result: HandlerResult) -> HandlerResult:
         if isinstance(result, dict):
             for tool in result.get("tools", ()):
@@ -162,6 +168,7 @@ class ToolSet:
             extra={
                 "fields": {
                     "session": label(attachment.key) if attachment else None,
+                    "namespace": self._namespace_of(name),
                     "tool": str(name)[:64],
                     "attempt": receipt.get("attempt_id"),
                     "epoch": receipt.get("epoch"),

@@ -1,4 +1,4 @@
-"""`toolhost serve` over the stand-in manager, as a process: python -m tests.toolhost.serve_standin [--hang]."""
+"""`toolhost serve` over the stand-in manager, as a process: python -m tests.toolhost.serve_standin [--hang [SECONDS]]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class HangingManager(StandInManager):
 
 
 def main() -> None:
-    settings = load(flags={"server": {"listen": "127.0.0.1:0", "shutdown_s": 1.0}})
+    bound_s = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
+    settings = load(flags={"server": {"listen": "127.0.0.1:0", "shutdown_s": bound_s}})
     manager = HangingManager() if "--hang" in sys.argv else StandInManager()
     with listening(settings) as listener:
         sys.exit(launch(build(settings, manager), listener))

@@ -27,6 +27,7 @@ from toolhost.services import Services, build
 
 CANNOT_START = 2
 SECOND_SIGNAL = 130
+SAME_SIGNAL_S = 0.5  # a terminal and a wrapper (make, timeout) both pass one Ctrl-C on: that is one
 
 
 def serve(
@@ -186,6 +187,7 @@ class _Stop:
         self._close = close
         self._bound_s = bound_s
         self._closing: asyncio.Task[None] | None = None
+        self._first_at = 0.0
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -199,13 +201,17 @@ class _Stop:
                 loop.remove_signal_handler(number)
 
     def _signalled(self) -> None:
+        now = asyncio.get_running_loop().time()
         if self._closing is not None:
+            if now - self._first_at < SAME_SIGNAL_S:
+                return
             typer.echo("toolhost: stopped at once; the next start takes over what runs", err=True)
             os._exit(SECOND_SIGNAL)
         if not self._server.started:
             assert self._task is not None
             self._task.cancel()
             return
+        self._first_at = now
         typer.echo("toolhost: stopping; again to stop at once", err=True)
         self._closing = asyncio.get_running_loop().create_task(self._ladder())
 
