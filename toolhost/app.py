@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from mcp.server.lowlevel.server import Server
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,9 +25,11 @@ from toolhost.config import is_loopback
 from toolhost.errors import Refused, http_for
 from toolhost.identity import SESSION_ID
 from toolhost.mcp_server import create_server
+from toolhost.namespaces.prompts import all_instructions
 from toolhost.namespaces.render import receipt_meta, render
 from toolhost.services import Services
 from toolhost.transport.asgi import Receive, Scope, Send, address_of, refuse
+from toolhost.transport.http import HttpTransport
 from toolhost.transport.paths import MESSAGES, local_path, parse
 from toolhost.transport.sse import SseTransport
 
@@ -45,7 +48,13 @@ class HostApp:
             name: create_server([namespace], name=name, instructions=namespace.instructions)
             for name, namespace in services.namespaces.items()
         }
-        self.sse = SseTransport(servers, settings=settings, auth=services.auth, attach=services.sessions.attach)
+        everything = create_server(
+            list(services.namespaces.values()), name="toolhost", instructions=all_instructions(services.namespaces)
+        )
+        attach = services.sessions.attach
+        self.sse = SseTransport(servers, settings=settings, auth=services.auth, attach=attach)
+        by_name: dict[str | None, Server[None]] = {None: everything, **servers}
+        self.http = HttpTransport(by_name, settings=settings, auth=services.auth, attach=attach)
         self._web = Starlette(
             routes=_routes(services),
             lifespan=self._lifespan,
@@ -70,7 +79,7 @@ class HostApp:
                 _allow(scope, "GET")
                 await self.sse.connect(endpoint, scope, receive, send)
             else:
-                raise Refused(404, "Streamable HTTP is not served here; use …/sse")
+                await self.http.handle(endpoint, scope, receive, send)
         except Refused as refused:
             await refuse(send, refused)
 
@@ -78,10 +87,12 @@ class HostApp:
         """Ends calls by the ladder, so that their results still go out, then streams. Called before a server stops."""
         await self._services.close()
         await self.sse.close()
+        await self.http.close()
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         await self._services.open()
+        await self.http.open()
         try:
             yield
         finally:

@@ -32,6 +32,7 @@ from toolhost.namespaces.base import CallContext, Namespace, SessionAttachment, 
 log = logging.getLogger("toolhost.calls")
 
 PROMPT_FLAG = "include_in_prompt"
+CALLER = "toolhost.caller"  # its place in an ASGI scope
 TOOL_NAME = re.compile(r"\s*([A-Za-z0-9_-]*)")  # models add junk behind a name: a space, `<|channel|>…`
 
 Context = ServerRequestContext[Any, Any]
@@ -105,7 +106,7 @@ class ToolSet:
 
     async def call(self, context: Context) -> dict[str, Any]:
         """A call's result on the wire. Never raises but for cancellation: every failure is text for the model."""
-        caller = context.request if isinstance(context.request, Caller) else None
+        caller = _caller_of(context)
         params = context.params or {}
         name = params.get("name")
         started = time.monotonic()
@@ -219,6 +220,14 @@ def result_on_wire(result: ToolResult, *, rich: bool) -> dict[str, Any]:
 def clean(text: str) -> str:
     """Without lone surrogates: no JSON encoder could send them, and the client would wait for ever."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _caller_of(context: Context) -> Caller | None:
+    """SSE hands the caller over as it is; the SDK's HTTP transports hand over a request with the caller in its scope."""
+    found = context.request
+    if not isinstance(found, Caller):
+        found = getattr(found, "scope", {}).get(CALLER)
+    return found if isinstance(found, Caller) else None
 
 
 def _mapping(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -40,7 +41,10 @@ async def request(
             await writer.drain()
             status, received = await _read_head(reader)
             length = next((int(value) for name, value in received if name == "content-length"), None)
-            content = await reader.readexactly(length) if length is not None else b""
+            if length is not None:
+                content = await reader.readexactly(length)
+            else:
+                content = b"".join([piece async for piece in _chunks(reader)])
             return Answer(status, received, content)
         finally:
             writer.close()
@@ -185,6 +189,12 @@ def _head(method: str, path: str, host: str, port: int | None, headers: list[tup
     name = host if port is None else f"{host}:{port}"
     lines = [f"{method} {path} HTTP/1.1", f"Host: {name}", *(f"{key}: {value}" for key, value in headers)]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int((await reader.readline()).strip() or b"0", 16):
+        yield await reader.readexactly(size)
+        await reader.readexactly(2)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, list[tuple[str, str]]]:

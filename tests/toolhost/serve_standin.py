@@ -1,4 +1,4 @@
-"""`toolhost serve` over the stand-in manager, as a process: python -m tests.toolhost.serve_standin [--hang [SECONDS]]."""
+"""`toolhost serve` over the stand-in manager: python -m tests.toolhost.serve_standin [--hang [SECONDS]]."""
 
 from __future__ import annotations
 

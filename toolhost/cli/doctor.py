@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -62,7 +62,7 @@ def doctor(
     raise typer.Exit(FAILED if any(finding.grade == "wrong" for finding in findings) else 0)
 
 
-def examine(config: Path | None, flags: dict[str, object]) -> Iterator[Finding]:
+def examine(config: Path | None, flags: Mapping[str, object]) -> Iterator[Finding]:
     """Every check in turn; one that fails stops no other, except that without settings there is nothing to check."""
     yield _python()
     try:

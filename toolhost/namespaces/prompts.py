@@ -6,6 +6,9 @@ Above: namespaces. Below: optionally `openai_harmony`.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+
+from toolhost.namespaces.base import Namespace
 
 PYTHON = """\
 Use this tool to run Python code and to see what it does; the code itself is not shown to the user.
@@ -20,6 +23,12 @@ def python_instructions(timeout_s: float, *, override: str | None = None) -> str
     if override is not None:
         return override
     return _trained_python() or PYTHON.format(timeout=f"{timeout_s:g}")
+
+
+def all_instructions(namespaces: Mapping[str, Namespace]) -> str:
+    """The text of the server that has every tool, for people's clients."""
+    parts = [f"# {name}\n\n{namespace.instructions}" for name, namespace in namespaces.items()]
+    return "\n\n".join(["Tools that run in a sandbox of this session; what one leaves there the others find.", *parts])
 
 
 def _trained_python() -> str | None:

@@ -1,6 +1,6 @@
-"""The few raw ASGI answers that transports give; no request or response objects on the way of a call.
+"""What transports share: ASGI types and short answers, without request or response objects on the way of a call.
 
-Above: transports, `app`. Below: nothing.
+Above: transports, `app`. Below: `errors`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+from sandboxes.spec import SessionRequest
 from toolhost.errors import Refused
+from toolhost.namespaces.base import SessionAttachment
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Attach = Callable[[SessionRequest], SessionAttachment]
 
 
 async def respond(send: Send, status: int, text: str, headers: Iterable[tuple[str, str]] = ()) -> None:

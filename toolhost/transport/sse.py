@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mcp.server.lowlevel.server import Server
@@ -21,21 +21,17 @@ from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp_types import INVALID_REQUEST, PARSE_ERROR, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from sandboxes.spec import SessionRequest
 from toolhost.auth import Authenticator
 from toolhost.config import Settings
 from toolhost.errors import Refused
 from toolhost.identity import Headers, Named, Refusal, identify, label, named
 from toolhost.mcp_server import Caller
-from toolhost.namespaces.base import SessionAttachment
-from toolhost.transport.asgi import Receive, Scope, Send, address_of, respond
+from toolhost.transport.asgi import Attach, Receive, Scope, Send, address_of, respond
 from toolhost.transport.jsonid import IdScanner, find_id
 from toolhost.transport.paths import MESSAGES, Endpoint
 from toolhost.transport.streams import PING, Inbox, Outbox
 
 log = logging.getLogger("toolhost.sse")
-
-Attach = Callable[[SessionRequest], SessionAttachment]
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
