@@ -40,14 +40,20 @@ class Died(Exception):
 class InterpreterProcess:
     """Starts the process, sends cells, collects its output."""
 
-    def __init__(self, directory: Path, python: str = sys.executable, modules: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        python: str = sys.executable,
+        modules: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         self.directory = directory
         self.outputs = directory / ".outputs"
         self.site = directory / ".site"
         self._mine, theirs = socket.socketpair()
         read, write = os.pipe()
         self.process = subprocess.Popen(
-            command(python, theirs.fileno(), str(directory), str(self.site), modules),
+            [*prefix, *command(python, theirs.fileno(), str(directory), str(self.site), modules)],
             stdin=subprocess.DEVNULL,
             stdout=write,
             stderr=write,
