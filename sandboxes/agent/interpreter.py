@@ -109,11 +109,9 @@ class Interpreter:
             pristine.load("traceback")
             load_linecache(self._sources)
         if self._loop.has_tasks():
-            self._interrupts.idle = lambda: bool(poll.poll(0))
             try:
                 self._loop.run_until_readable(self._channel)
             finally:
-                self._interrupts.idle = None
                 self._streams.flush()
         poll.poll()
 
