@@ -107,6 +107,7 @@ class Interpreter:
         if not self._warm and not poll.poll(_IDLE_BEFORE_WARMING):
             self._warm = True
             pristine.load("traceback")
+            pristine.load("ast")  # what places the carets in tracebacks
             load_linecache(self._sources)
         if self._loop.has_tasks():
             try:
