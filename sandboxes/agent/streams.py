@@ -149,9 +149,12 @@ class Streams:
                 continue
 
     def forget(self) -> None:
+        """In a forked child: what is kept, and the spare, are the parent's."""
         self.stdout.forget()
         self.stderr.forget()
-        os.close(self._spare)
+        spare, self._spare = self._spare, -1
+        if spare >= 0:
+            os.close(spare)
 
     stdout: Stream
     stderr: Stream
