@@ -50,6 +50,7 @@ NAMESPACES = (
 REMOVER = (
     *("--unshare-all", "--uid", "0", "--gid", "0", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
     *("--cap-drop", "ALL", "--cap-add", "CAP_DAC_OVERRIDE"),
+    "--as-pid-1",  # else its PID 1 is left behind for the machine's init to reap
     "--die-with-parent",
 )
 KILL_S = 10.0
