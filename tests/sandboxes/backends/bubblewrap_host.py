@@ -57,7 +57,8 @@ class Host:
         host = cls(directory / "state", directory / "agent")
         shutil.copytree(sandboxes.agent.__path__[0], host.agent)
         host.state.mkdir(mode=0o700)
-        os.chown(host.state, uid, uid)
+        for path in (host.state, host.agent / "toolhost_agent.py"):
+            os.chown(path, uid, uid)
         return host
 
     def backend(self, **options: object) -> BubblewrapBackend:
