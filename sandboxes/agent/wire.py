@@ -49,7 +49,9 @@ below it. A put writes aside and renames at `last`.
 
 from __future__ import annotations
 
-import json
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VERSION = 1
 
@@ -92,19 +94,79 @@ class FrameError(ValueError):
     """A line is not a frame of this protocol."""
 
 
-def encode(frame: dict[str, object]) -> bytes:
-    """One line. ASCII only, so that a line never contains a raw newline or a lone surrogate."""
-    return json.dumps(frame, separators=(",", ":"), ensure_ascii=True).encode("ascii") + b"\n"
+def _constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
 
 
-def decode(line: bytes, kinds: frozenset[str]) -> dict[str, object]:
-    """The frame of a line. Raises FrameError unless it is an object whose `t` is one of `kinds`."""
+class _Context:
+    """What json.decoder.JSONDecoder is to its scanner."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = staticmethod(_constant)
+    memo: dict[str, str] = {}  # noqa: RUF012 - the scanner's own
+
+
+def _unserializable(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
+    """The halves of `json` that are written in C: the package around them takes as long to import as the whole rest of
+    the agent. Another implementation of Python, or a later one that moved them, gets the package."""
     try:
-        frame = json.loads(line)
+        from _json import encode_basestring_ascii, make_encoder, make_scanner
+
+        encoder = make_encoder(None, _unserializable, encode_basestring_ascii, None, ":", ",", False, False, False)
+        scan = make_scanner(_Context())  # type: ignore[arg-type]
+        "".join(encoder({"t": [1, 1.5, None, True]}, 0))
+    except (ImportError, TypeError):
+        import json
+
+        return (
+            lambda value: json.dumps(value, separators=(",", ":"), allow_nan=False),
+            lambda text: json.loads(text, parse_constant=_constant),
+        )
+
+    def load(text: str) -> object:
+        text = text.strip(" \t\r\n")
+        try:
+            value, end = scan(text, 0)
+        except StopIteration:
+            raise ValueError("empty") from None
+        if end != len(text):
+            raise ValueError("more than one value")
+        return value
+
+    return lambda value: "".join(encoder(value, 0)), load
+
+
+_dumps, _loads = _codec()
+
+
+def encode(frame: dict[str, object]) -> bytes:
+    """One line. ASCII only, so that a line never contains a raw newline or a lone surrogate. Raises ValueError for a
+    number that JSON does not have."""
+    return _dumps(frame).encode("ascii") + b"\n"
+
+
+def parse(line: bytes) -> dict[str, object]:
+    """The object of a line. Raises FrameError."""
+    try:
+        frame = _loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error.__class__.__name__}") from None
     if not isinstance(frame, dict):
         raise FrameError("not an object")
+    return frame
+
+
+def decode(line: bytes, kinds: frozenset[str]) -> dict[str, object]:
+    """The frame of a line. Raises FrameError unless it is an object whose `t` is one of `kinds`."""
+    frame = parse(line)
     kind = frame.get("t")
     if not isinstance(kind, str) or kind not in kinds:
         raise FrameError("unknown kind of frame")

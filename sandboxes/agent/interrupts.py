@@ -1,0 +1,50 @@
+"""SIGINT: what it does, and when.
+
+User code is interruptible only inside `with interrupts:`; everywhere else, between cells too, the signal is ignored.
+A cell that waits in the event loop is cancelled; anything else gets KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import _signal
+
+from .pristine import BUILTINS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+globals()["__builtins__"] = BUILTINS
+
+SIGINT = int(_signal.SIGINT)
+
+
+class Interrupts:
+    """The one handler of SIGINT, put back before every cell."""
+
+    def __init__(self) -> None:
+        self._armed = False
+        self.cancel: Callable[[], bool] | None = None
+        """Set while a cell runs in the event loop: cancels it and says whether that was possible."""
+        self.idle: Callable[[], bool] | None = None
+        """Set while only background tasks run: whether one of them is keeping the next cell waiting."""
+        self.install()
+
+    def install(self) -> None:
+        """Takes SIGINT back, whatever user code set it to, and unblocks it."""
+        _signal.signal(SIGINT, self._handle)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [SIGINT])
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._armed:
+            if self.cancel is None or not self.cancel():
+                raise KeyboardInterrupt
+        elif self.idle is not None and self.idle():
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self._armed = True
+
+    def __exit__(self, *details: object) -> None:
+        self._armed = False
