@@ -148,6 +148,11 @@ class Streams:
             except (OSError, ValueError):  # closed by the cell: nothing is kept then
                 continue
 
+    def report(self, text: str) -> None:
+        """Writes a line of the engine's own to the pipe, whatever has become of `sys.stderr`."""
+        self.flush()
+        os.write(self._spare, text.encode("utf-8", "backslashreplace") + b"\n")
+
     def forget(self) -> None:
         """In a forked child: what is kept, and the spare, are the parent's."""
         self.stdout.forget()

@@ -347,6 +347,30 @@ def test_images_asked_for_where_nothing_can_be_written_are_a_note(python: Interp
     check_next_call_works(python)
 
 
+def test_image_method_that_raises_is_a_note_and_the_text_is_shown(python: InterpreterProcess) -> None:
+    answer = python.run("class P:\n    def _repr_png_(self): return 1 / 0\n    def __repr__(self): return 'shown'\nP()")
+    assert (answer["outcome"], answer["value"]) == ("ok", "shown")
+    assert "ZeroDivisionError" in answer["note"]
+
+
+def test_image_can_be_read_whatever_umask_the_code_set(python: InterpreterProcess) -> None:
+    answer = python.run("import os\nos.umask(0o777)\nclass P:\n    def _repr_png_(self): return b'png'\nP()")
+    path = Path(answer["images"][0]["path"])
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+
+
+def test_error_between_cells_is_reported_with_stderr_gone(python: InterpreterProcess) -> None:
+    code = """import signal, sys
+def on_alarm(number, frame):
+    raise TimeoutError('too late')
+signal.signal(signal.SIGALRM, on_alarm)
+sys.stderr = sys.__stderr__ = None
+signal.setitimer(signal.ITIMER_REAL, 0.05)"""
+    python.run(code)
+    assert "TimeoutError: too late" in python.output_until("too late\n")
+    check_next_call_works(python)
+
+
 def test_full_disk_skips_the_image_and_leaves_no_part_of_it(python: InterpreterProcess) -> None:
     code = """import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
