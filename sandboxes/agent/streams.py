@@ -34,8 +34,9 @@ class _Pipe(io.FileIO):
         total = len(view)
         while view:
             written = io.FileIO.write(self, view)
-            if not written:
-                raise BlockingIOError("the output pipe takes no more")
+            if written is None:  # a child that shares the pipe made it non-blocking
+                os.set_blocking(self.fileno(), True)
+                continue
             if written == len(view):
                 break
             view = view[written:]

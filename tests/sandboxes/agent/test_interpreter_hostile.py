@@ -113,6 +113,11 @@ def test_streams_are_put_back_and_the_note_says_so(python: InterpreterProcess, c
     check_next_call_works(python)
 
 
+def test_pipe_that_was_made_non_blocking_still_takes_everything(python: InterpreterProcess) -> None:
+    answer = python.run("import os\nos.set_blocking(1, False)\nprint('x' * 1_000_000)")
+    assert (answer["outcome"], len(answer["output"])) == ("ok", 1_000_001)
+
+
 def test_text_left_in_a_replaced_stdout_over_the_pipe_is_delivered(python: InterpreterProcess) -> None:
     answer = python.run(
         "import sys, io\nsys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, 'w')))\nprint('kept')"
