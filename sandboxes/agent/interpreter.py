@@ -40,6 +40,8 @@ globals()["__builtins__"] = BUILTINS
 EXIT_CHANNEL_LOST = 70
 # How long the first cell may keep us waiting before what cells usually need is imported, in milliseconds.
 _IDLE_BEFORE_WARMING = 50
+# Characters shown of an error that no cell caused: a signal handler's or a background task's.
+_BACKGROUND_CAP = 2000
 
 
 _NO_IPYTHON = (
@@ -97,7 +99,7 @@ class Interpreter:
             except BaseException as error:  # noqa: BLE001 - of a signal handler or task of the user's
                 if os.getpid() != self._pid:
                     os._exit(1)
-                print(render(error, self._sources, 2000), file=sys.__stderr__)
+                self._streams.report(render(error, self._sources, _BACKGROUND_CAP))
         return self._channel.take()
 
     def _wait(self) -> None:
@@ -206,12 +208,7 @@ class Interpreter:
             sys.stdout.write(bundle_text(bundle) + "\n")
 
     def _hook_pyplot(self, pyplot: ModuleType) -> None:
-        """Makes `plt.show()` save what is open."""
-
-        def show(*args: object, **details: object) -> None:
-            figures.save_open(self._images)
-
-        pyplot.show = show  # type: ignore[attr-defined]
+        figures.show_inline(pyplot, lambda: self._images)
 
     def _in_thread(self, cell: Cell) -> object:
         if cell.statements is not None:
@@ -232,7 +229,10 @@ class Interpreter:
         if self._shell is not None and getattr(type(value), "_ipython_display_", None) is not None:
             value._ipython_display_()  # type: ignore[attr-defined]
             return
-        save_images(value, run.images)
+        try:
+            save_images(value, run.images)
+        except Exception as error:  # noqa: BLE001 - its own methods failed; its text is still worth showing
+            run.images.skip(f"the object's own method raised {type(error).__name__}")
         run.value = clean(better_text(value, show(value, run.cap)))
 
     def _end(self, run: _Run, error: BaseException) -> None:

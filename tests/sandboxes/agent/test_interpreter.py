@@ -256,6 +256,7 @@ def test_long_value_keeps_head_and_tail_and_the_count(python: InterpreterProcess
         ("(7,) * 10**7", "10,000,000 items"),
         ("'z' * 10**8", "100,000,000 characters"),
         ("b'z' * 10**8", "100,000,000 bytes"),
+        ("bytearray(10**8)", "100,000,000 bytes"),
         ("set(range(10**6))", "1,000,000 items"),
         ("dict.fromkeys(range(10**6))", "1,000,000 items"),
     ],

@@ -113,6 +113,11 @@ def test_streams_are_put_back_and_the_note_says_so(python: InterpreterProcess, c
     check_next_call_works(python)
 
 
+def test_pipe_that_was_made_non_blocking_still_takes_everything(python: InterpreterProcess) -> None:
+    answer = python.run("import os\nos.set_blocking(1, False)\nprint('x' * 1_000_000)")
+    assert (answer["outcome"], len(answer["output"])) == ("ok", 1_000_001)
+
+
 def test_text_left_in_a_replaced_stdout_over_the_pipe_is_delivered(python: InterpreterProcess) -> None:
     answer = python.run(
         "import sys, io\nsys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, 'w')))\nprint('kept')"
@@ -344,6 +349,30 @@ def test_images_asked_for_where_nothing_can_be_written_are_a_note(python: Interp
     assert answer["outcome"] == "ok"
     assert answer["images"] == []
     assert "1 image was not saved" in answer["note"]
+    check_next_call_works(python)
+
+
+def test_image_method_that_raises_is_a_note_and_the_text_is_shown(python: InterpreterProcess) -> None:
+    answer = python.run("class P:\n    def _repr_png_(self): return 1 / 0\n    def __repr__(self): return 'shown'\nP()")
+    assert (answer["outcome"], answer["value"]) == ("ok", "shown")
+    assert "ZeroDivisionError" in answer["note"]
+
+
+def test_image_can_be_read_whatever_umask_the_code_set(python: InterpreterProcess) -> None:
+    answer = python.run("import os\nos.umask(0o777)\nclass P:\n    def _repr_png_(self): return b'png'\nP()")
+    path = Path(answer["images"][0]["path"])
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+
+
+def test_error_between_cells_is_reported_with_stderr_gone(python: InterpreterProcess) -> None:
+    code = """import signal, sys
+def on_alarm(number, frame):
+    raise TimeoutError('too late')
+signal.signal(signal.SIGALRM, on_alarm)
+sys.stderr = sys.__stderr__ = None
+signal.setitimer(signal.ITIMER_REAL, 0.05)"""
+    python.run(code)
+    assert "TimeoutError: too late" in python.output_until("too late\n")
     check_next_call_works(python)
 
 

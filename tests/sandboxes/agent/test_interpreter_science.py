@@ -64,6 +64,12 @@ def test_show_saves_at_that_point_and_warns_of_nothing(python: InterpreterProces
     assert images(answer) == ["figure-2-1.png", "figure-2-2.png"]
 
 
+def test_figures_own_show_warns_of_nothing(python: InterpreterProcess) -> None:
+    answer = python.run("import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nfig.show()")
+    assert (answer["outcome"], answer["output"]) == ("ok", "")
+    assert images(answer) == ["figure-2-1.png"]
+
+
 def test_figure_as_the_value_is_shown_once_and_again_when_asked_again(python: InterpreterProcess) -> None:
     answer = python.run("import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nax.plot([1])\nfig")
     assert images(answer) == ["figure-2-1.png"]
@@ -207,6 +213,23 @@ def test_shell_line_is_interrupted_and_its_process_ended(python: InterpreterProc
     python.output_until("GO")
     python.interrupt()
     assert python.result(number)["outcome"] == "interrupted"
+    assert python.run("x + 1")["value"] == "42"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("%%time\nprint('GO')\nwhile True: pass", "interrupted"),
+        ("%timeit -n1 -r1 print('GO', flush=True) or __import__('time').sleep(1e6)", "interrupted"),
+        # IPython ends the shell itself and then raises CalledProcessError.
+        ("%%bash\necho GO\nsleep 1000", "raised"),
+    ],
+)
+def test_interrupt_ends_a_magic(python: InterpreterProcess, code: str, outcome: str) -> None:
+    number = python.send(code)
+    python.output_until("GO")
+    python.interrupt()
+    assert python.result(number)["outcome"] == outcome
     assert python.run("x + 1")["value"] == "42"
 
 
