@@ -1,4 +1,4 @@
-"""The contract suite of stores. A test module has `class TestStore(StoreSuite)` and a fixture `store`, an open store."""
+"""The contract suite of stores. A test module has `class TestStore(StoreSuite)` and a fixture `store`, opened."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ asyncio.run(main())
 
 async def test_what_was_committed_survives_the_kill_of_the_process(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    writer = subprocess.Popen(
+    writer = subprocess.Popen(  # noqa: ASYNC220  # it starts at once
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}
     )
     assert writer.stdout is not None
