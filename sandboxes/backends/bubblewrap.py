@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import sandboxes.agent
-from sandboxes.backends import bwrap_binary, cgroups, unix_channel
+from sandboxes.backends import bwrap_binary, cgroups, seccomp, unix_channel
+from sandboxes.backends.agent_copy import make_agent
 from sandboxes.backends.base import Backend, Channel, Problem, Status
 from sandboxes.backends.bwrap_process import Cancel, Cancelled, Patience
-from sandboxes.backends.bwrap_sandboxes import NAME, SOCKET, Rights, Sandboxes, Settings, exhaustion
+from sandboxes.backends.bwrap_sandboxes import NAME, SOCKET, Rights, Sandboxes, exhaustion
 from sandboxes.backends.bwrap_system import make_etc
+from sandboxes.backends.bwrap_view import AGENT, Settings, View
 from sandboxes.backends.owner_files import OwnerFiles
 from sandboxes.backends.stage import Stage
 from sandboxes.backends.uids import UidRange, Uids
@@ -120,10 +122,12 @@ class BubblewrapBackend(Backend):
             found.add("memory-limit-per-process")
         if "cpu" in missing:
             found.add("cpu-limit-none")
-        if "pids" in missing and not opened.process_limits:
+        if "pids" in missing and not opened.view.process_limits:
             found.add("process-limit-none")
         if opened.rights is None:
             found.add("uid-shared")
+        if opened.settings.seccomp is None:
+            found.add("syscall-filter-none")
         return frozenset(found)
 
     async def launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:
@@ -221,7 +225,8 @@ class BubblewrapBackend(Backend):
                 owner=self._owner,
                 root=self._root,
                 environment=environment,
-                agent=self._agent,
+                agent=make_agent(self._root, self._agent, AGENT, environment.python_version),
+                seccomp=seccomp.program(),
                 etc=make_etc(self._root),
                 timeout_s=timeout_s,
                 grace_s=grace_s,
@@ -241,7 +246,9 @@ class BubblewrapBackend(Backend):
                 if binary.tree is not None:
                     path = rights.stage.path("bubblewrap") / binary.path.relative_to(binary.tree)
             counted = rights is not None or _kernel() >= COUNTED_PER_NAMESPACE
-            opened = Sandboxes(settings, path, rights, counted, files, workspaces)
+            stage, grouped = (rights.stage, rights.groups.memory is not None) if rights is not None else (None, False)
+            view = View(settings, stage, memory_group=grouped, process_limits=counted)
+            opened = Sandboxes(settings, view, path, rights, files, workspaces)
             try:
                 opened.check_isolation(PROBE_S)
             except EngineUnavailable as error:
