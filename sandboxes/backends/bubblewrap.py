@@ -85,6 +85,8 @@ class BubblewrapBackend(Backend):
         self._run_directory = run_directory
         self._sandboxes: Sandboxes | None = None
         self._launchers = ThreadPoolExecutor(LAUNCHERS, thread_name_prefix="bubblewrap-launch")
+        # Apart, so that looking waits neither for many starts nor for the removal of many files.
+        self._enders = ThreadPoolExecutor(4, thread_name_prefix="bubblewrap-end")
         self._callers = ThreadPoolExecutor(4, thread_name_prefix="bubblewrap-call")
         self._keys: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._watched: dict[int, subprocess.Popen[bytes]] = {}
@@ -104,7 +106,7 @@ class BubblewrapBackend(Backend):
             if outer.poll() is None:
                 outer.returncode = 0
         self._watched.clear()
-        for executor in (self._launchers, self._callers):
+        for executor in (self._launchers, self._enders, self._callers):
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def probe(self) -> Sequence[Problem]:
@@ -153,15 +155,10 @@ class BubblewrapBackend(Backend):
 
     async def destroy(self, handle: Handle, *, keep_workspace: bool = False) -> None:
         opened = self._opened_sandboxes()
-
-        def destroy() -> None:
-            with exhaustion():
-                opened.destroy(handle, keep_workspace=keep_workspace)
-
-        await self._call(self._callers, DESTROY_S, destroy)
+        await self._call(self._enders, DESTROY_S, opened.destroy, handle, keep_workspace=keep_workspace)
 
     async def remove_workspace(self, workspace: str) -> None:
-        await self._call(self._callers, DESTROY_S, self._opened_sandboxes().remove_workspace, workspace)
+        await self._call(self._enders, DESTROY_S, self._opened_sandboxes().remove_workspace, workspace)
 
     async def list_owned(self) -> Sequence[Handle]:
         return await self._call(self._callers, CALL_S, self._opened_sandboxes().list_owned)

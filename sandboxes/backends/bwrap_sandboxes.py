@@ -87,6 +87,7 @@ class Sandboxes:
         with exhaustion(), self.files.locked(key, LOCK_S):
             known = self.files.read(key)
             if known is not None:
+                self._check_owner(known)
                 if known.running():
                     return known.handle, False
                 self._remove(known, keep_workspace=True)
@@ -146,6 +147,7 @@ class Sandboxes:
                 bwrap_process.deliver(configuration, ours, patience)
                 if not record.running():
                     raise ProcessLookupError
+                patience.cancel.check()
             except BaseException as error:
                 held.abandon()
                 if isinstance(error, ProcessLookupError):  # at whatever step: it has ended by itself
@@ -253,11 +255,7 @@ class Sandboxes:
 
     def list_owned(self) -> list[Handle]:
         """What another thread or process is just starting is not listed: it is that one's to remove."""
-        return [
-            record.handle
-            for record in self.files.all()
-            if self._ours(record) and (record.init is not None or not record.launcher.alive())
-        ]
+        return [record.handle for record in self.files.all() if self._ours(record) and not record.starting()]
 
     def _record(self, handle: Handle) -> Record | None:
         record = self.files.read(handle.key)
@@ -271,20 +269,30 @@ class Sandboxes:
     # --- removing ------------------------------------------------------------------------------------------------
 
     def destroy(self, handle: Handle, *, keep_workspace: bool) -> None:
-        with self.files.locked(handle.key, LOCK_S):
+        with exhaustion(), self.files.locked(handle.key, LOCK_S):
             record = self.files.read(handle.key)
             if record is not None and record.handle.sandbox_id == handle.sandbox_id:
-                if not self._ours(record):
-                    raise BackendError("this sandbox belongs to another host", sandbox=handle.sandbox_id)
+                self._check_owner(record)
                 self._remove(record, keep_workspace=keep_workspace)
                 return
-        if not keep_workspace:
-            self.remove_workspace(handle.workspace)
+        if not keep_workspace and not self._in_use(handle.workspace):
+            self._discard(handle.workspace)
 
     def remove_workspace(self, workspace: str) -> None:
-        if any(record.handle.workspace == workspace and record.running() for record in self.files.all()):
-            raise BackendError(f"workspace {workspace} is in use by a running sandbox; destroy that first")
-        self._discard(workspace)
+        with exhaustion():
+            if self._in_use(workspace):
+                raise BackendError(f"workspace {workspace} is in use by a running sandbox; destroy that first")
+            self._discard(workspace)
+
+    def _in_use(self, workspace: str) -> bool:
+        return any(
+            record.handle.workspace == workspace and (record.running() or record.starting())
+            for record in self.files.all()
+        )
+
+    def _check_owner(self, record: Record) -> None:
+        if not self._ours(record):
+            raise BackendError("this sandbox belongs to another host", sandbox=record.handle.sandbox_id)
 
     def sweep(self) -> None:
         """Removes what an interrupted launch or removal has left and no record names. Raises OSError."""

@@ -183,7 +183,7 @@ def test_a_sandbox_that_ended_is_reported_and_its_key_can_be_launched_again(run:
             with pytest.raises(StateLost):
                 await backend.connect(handle)
             # Of the old handle nothing is left, so this must not touch the sandbox that has its key now.
-            await backend.destroy(handle, keep_workspace=True)
+            await backend.destroy(handle)
             assert (await backend.poll(again)).life is Life.RUNNING
 
     run(body)
@@ -249,6 +249,20 @@ def test_a_launch_that_fails_at_any_step_leaves_nothing_behind(
             assert host.leftovers() == []
             assert children() == []
             assert await python(backend, await backend.launch("k", SMALL, "w"), "print(1)") == "1"
+
+    run(body)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "../x", "A", "x" * 65, "a\0b", "a\n"])
+def test_a_name_that_is_no_file_name_is_refused(run: Run, name: str) -> None:
+    async def body(host: Host) -> None:
+        async with host.opened() as backend:
+            for key, workspace in ((name, "w"), ("k", name)):
+                with pytest.raises(ValueError, match="1 to 64"):
+                    await backend.launch(key, SMALL, workspace)
+            with pytest.raises(ValueError, match="1 to 64"):
+                await backend.remove_workspace(name)
+            assert host.leftovers() == []
 
     run(body)
 
@@ -350,6 +364,8 @@ def test_only_the_owners_sandboxes_are_listed_and_destroyed(run: Run) -> None:
             assert (await stranger.poll(handle)).life is Life.GONE
             with pytest.raises(SandboxError):
                 await stranger.destroy(handle)
+            with pytest.raises(SandboxError):
+                await stranger.launch("k", SMALL, "w2")
             await stranger.close()
             assert (await backend.poll(handle)).life is Life.RUNNING
 
