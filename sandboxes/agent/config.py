@@ -16,7 +16,7 @@ class ConfigError(ValueError):
 
 
 class Config:
-    """The configuration, checked. Sizes in bytes, times in seconds; None where a limit is not the agent's to enforce."""
+    """The configuration, checked. Sizes in bytes, times in seconds; None: not the agent's to enforce."""
 
     def __init__(self, given: dict[str, object]) -> None:
         self.sandbox = _text(given, "sandbox")

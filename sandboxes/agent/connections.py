@@ -58,7 +58,7 @@ class Connection:
         self.backlog = 0
         self._flush_due = False
         self._ending = False
-        self.on_room: Callable[[], None] | None = None
+        self._for_room: list[Callable[[], None]] = []
         os.set_blocking(source, False)
         os.set_blocking(sink, False)
         loop.watch(source, READ, self._io)
@@ -75,6 +75,10 @@ class Connection:
         """For what may be missed."""
         if self.backlog < BUSY_BYTES:
             self.send(frame)
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """Calls it once everything is sent."""
+        self._for_room.append(call)
 
     def end(self) -> None:
         """Closes once everything is sent. A lasting channel only forgets who spoke."""
@@ -120,8 +124,10 @@ class Connection:
         self._watch_sink(False)
         if self._ending:
             self.close()
-        elif self.on_room is not None:
-            self._loop.soon(self.on_room)
+        else:
+            waiting, self._for_room = self._for_room, []
+            for call in waiting:
+                self._loop.soon(call)
 
     def _write(self) -> None:
         while self._unsent:
@@ -293,7 +299,7 @@ class Connections:
     def _accept(self, _events: int) -> None:
         assert self._listener is not None
         try:
-            fd, _address = self._listener._accept()
+            fd, _address = self._listener._accept()  # type: ignore[attr-defined]
         except OSError:
             return
         os.set_inheritable(fd, False)

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
         def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
             """What the ladder does to it."""
 
-        def drain(self, run: Run) -> None:
-            """Takes what it has written up to now."""
-
         def pause(self, run: Run, paused: bool) -> None:
             """Lets what it writes wait, or no longer."""
 
@@ -57,8 +54,8 @@ _BACKGROUND_CHARACTERS = 4000
 
 
 class Executions:
-    """The queue, the one that runs, and what has ended. `watcher` is asked after each; `on_change` is told when the
-    agent gets busy or idle."""
+    """The queue, the one that runs, and what has ended. `watcher` is asked after each; `on_begin` and `on_end`
+    are told of each that starts."""
 
     def __init__(
         self,
@@ -81,12 +78,20 @@ class Executions:
         self._waiting: list[Run] = []
         self._waiters: dict[str, list[Waiter]] = {}
         self._background = Capture(_BACKGROUND_CHARACTERS)
+        self.on_begin: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = _nothing
 
     # --- what the host asks for
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Of the worker that writes the outputs file, if there is one."""
+        spool = self.current.spool if self.current is not None else None
+        return [] if spool is None else [spool.pid]
 
     @property
     def full(self) -> bool:
@@ -142,12 +147,18 @@ class Executions:
             run.note(note)
             self._climb(run, why)
 
+    def note_all_ended(self) -> None:
+        """Every process of user code had to be killed."""
+        if self.current is not None:
+            self.current.note("Processes multiplied too fast to be told apart: all were killed, shells and jobs too.")
+
     # --- what performers tell
 
     def began(self, run: Run) -> None:
         """Its code starts now: from here its time counts."""
         run.started_at = time.time()
         run.epoch = self.epoch
+        self.on_begin()
         run.deadline = self._loop.after(run.timeout, lambda: self._climb(run, "deadline"))
         self._tell(run, {"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
 
@@ -247,6 +258,7 @@ class Executions:
         self.current = None
         self._finishing = False
         self._publish(run, background)
+        self.on_end()
         self._next()
 
     def _publish(self, run: Run, background: dict[str, object] | None) -> None:
@@ -258,6 +270,10 @@ class Executions:
     def _tell(self, run: Run, frame: dict[str, object]) -> None:
         for waiter in self._waiters.get(run.attempt, ()):
             waiter.send(frame)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _cause(kind: str) -> dict[str, object]:

@@ -21,7 +21,7 @@ def _find() -> Callable[[int, int], int]:
     try:
         import _ctypes
 
-        address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+        address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
         call = _ctypes.call_function
     except (ImportError, AttributeError, OSError):
         import ctypes

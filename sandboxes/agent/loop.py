@@ -5,11 +5,12 @@ Above: everything in the agent that waits. Below: epoll.
 
 from __future__ import annotations
 
-import _signal
 import os
 import select
 import sys
 from time import monotonic
+
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Loop:
         self._wake_in, wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(wake_out, False)
-        _signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
         self.watch(self._wake_in, READ, self._woken)
 
     # --- descriptors
@@ -80,7 +81,7 @@ class Loop:
 
     def on_signal(self, number: int, call: Callable[[], None]) -> None:
         self._signals[number] = call
-        _signal.signal(number, _nothing)
+        signal.signal(number, _nothing)
 
     def _woken(self, _events: int) -> None:
         try:
@@ -104,7 +105,7 @@ class Loop:
             for fd, events in self._epoll.poll(self._wait_s()):
                 call = self._calls.get(fd)
                 if call is not None:
-                    self._guard(lambda call=call, events=events: call(events | (READ if events & _BROKEN else 0)))
+                    self._guard(call, events | (READ if events & _BROKEN else 0))
             self._run_timers()
         self._run_soon()
 
@@ -130,10 +131,10 @@ class Loop:
                 self._timers.discard(timer)
                 self._guard(timer.call)
 
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[..., None], *arguments: int) -> None:
         """A fault of ours in one matter must not take the sandbox, and every other execution's result, with it."""
         try:
-            call()
+            call(*arguments)
         except Exception as error:  # noqa: BLE001
             report(error)
 

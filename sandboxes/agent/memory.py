@@ -5,7 +5,7 @@ Above: `python`, `shells`. Below: /sys/fs/cgroup, and wait4(2)'s usage.
 
 from __future__ import annotations
 
-import _signal
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class MemoryWatch:
             return None
         if self._killed():
             return self._limit
-        if status & 0x7F in (_signal.SIGKILL, _signal.SIGSEGV, _signal.SIGABRT) and peak_bytes > self._limit * _NEARLY:
+        if status & 0x7F in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT) and peak_bytes > self._limit * _NEARLY:
             return self._limit
         return None
 

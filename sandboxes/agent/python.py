@@ -5,11 +5,11 @@ Above: `executions`, `supervisor`. Below: `python_process`, `processes`.
 
 from __future__ import annotations
 
-import _signal
-
 from .memory import MemoryWatch
+from .processes import tick
 from .python_process import Interpreter
 from .run import images
+from .signals import signal
 from .spawn import SpawnError
 
 TYPE_CHECKING = False
@@ -40,6 +40,7 @@ class Python:
         executions: Executions,
         launcher: str,
         end_rest: Callable[[], None],
+        end_since: Callable[[int, int], None],
     ) -> None:
         self._config = config
         self._loop = loop
@@ -48,6 +49,8 @@ class Python:
         self._executions = executions
         self._launcher = launcher
         self._end_rest = end_rest
+        self._end_since = end_since
+        self._began = 0
         self._interpreter: Interpreter | None = None
         self._start_timer: Timer | None = None
         self._starting_output = b""
@@ -62,6 +65,10 @@ class Python:
     @property
     def ready(self) -> bool:
         return self._interpreter is not None and self._interpreter.ready
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._interpreter is None else self._interpreter.pid
 
     def launch(self) -> None:
         """Starts an interpreter where there is none. Raises SpawnError."""
@@ -78,7 +85,7 @@ class Python:
         if self._was_ready:
             self._was_ready = False
             self._executions.epoch += 1
-        self._start_timer = self._loop.after(_START_S, lambda: interpreter.signal(_signal.SIGKILL))
+        self._start_timer = self._loop.after(_START_S, lambda: interpreter.signal(signal.SIGKILL))
         self._children.expect(interpreter.pid, lambda status, peak: self._died(interpreter, status, peak))
 
     def restart(self, then: Callable[[], None]) -> None:
@@ -114,15 +121,18 @@ class Python:
         if run is not None:
             self._end_of(run, interpreter, status, peak_bytes)
         if interpreter.ready:
-            try:
-                self.launch()
-            except SpawnError:
-                pass  # the next execution tries again, and says what is wrong
+            self._relaunch()
         if run is not None:
             self._executions.ended(run)
         calls, self._after_death = self._after_death, []
         for call in calls:
             call()
+
+    def _relaunch(self) -> None:
+        try:
+            self.launch()
+        except SpawnError:
+            return  # the next execution tries again, and says what is wrong
 
     def _end_of(self, run: Run, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
         if run.started_at is None:
@@ -152,10 +162,6 @@ class Python:
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
         return (lambda: self._interrupt(run, wide=False), lambda: self._interrupt(run, wide=True), self._kill)
 
-    def drain(self, run: Run) -> None:
-        if self._interpreter is not None and run is self._run:
-            self._interpreter.output.drain()
-
     def pause(self, run: Run, paused: bool) -> None:
         if self._interpreter is not None and (run is self._run or not paused):
             self._interpreter.output.pause(paused)
@@ -165,6 +171,7 @@ class Python:
             return
         self._interpreter.output.drain()  # of earlier cells' threads and children: background
         self._memory.note()
+        self._began = tick()
         self._executions.began(run)
         code = run.call.get("code")
         outputs = f"{self._config.data}/.outputs"
@@ -182,16 +189,16 @@ class Python:
             run.cause = {"kind": run.why, "rung": None, "signal": None, "exit_code": None, "limit": None}
             self._executions.ended(run)
             return
-        interpreter.signal(_signal.SIGCONT)
+        interpreter.signal(signal.SIGCONT)
         if wide:
-            interpreter.signal_group(_signal.SIGINT)
+            interpreter.signal_group(signal.SIGINT)
         else:
-            interpreter.signal(_signal.SIGINT)
+            interpreter.signal(signal.SIGINT)
 
     def _kill(self) -> None:
         if self._interpreter is not None:
-            self._interpreter.signal_group(_signal.SIGKILL)
-            self._interpreter.signal(_signal.SIGKILL)
+            self._interpreter.signal_group(signal.SIGKILL)
+            self._interpreter.signal(signal.SIGKILL)
 
     def _wrote(self, interpreter: Interpreter, data: bytes) -> None:
         if not interpreter.ready:
@@ -209,6 +216,8 @@ class Python:
         if frame.get("n") != run.sequence or outcome is None:
             interpreter.fail()
             return
+        if run.why is not None:
+            self._end_since(self._began, interpreter.pid)
         interpreter.output.drain()
         self._run = None
         value, error = frame.get("value"), frame.get("error")

@@ -5,7 +5,6 @@ Above: `toolhost_agent` (the launcher). Below: everything else in this directory
 
 from __future__ import annotations
 
-import _signal
 import os
 import sys
 from time import monotonic
@@ -14,11 +13,14 @@ from . import config as configuration
 from . import kernel
 from .changes import Changes
 from .connections import Connection, Connections
+from .disk import DiskWatch
 from .executions import Executions
 from .loop import Loop
 from .processes import Ender, send
 from .python import Python
 from .requests import Requests
+from .shells import Shells
+from .signals import signal
 from .spawn import Spawner, SpawnError
 from .transfers import Transfers
 
@@ -44,7 +46,7 @@ class Children:
     def kill(self, pid: int) -> None:
         """Kills a child that was not reaped yet."""
         if pid in self._expected:
-            send(pid, _signal.SIGKILL)
+            send(pid, signal.SIGKILL)
 
     def reap(self) -> None:
         while True:
@@ -71,10 +73,16 @@ class Supervisor:
         self._changes = Changes(config, self._loop, spawner, self._children)
         executions = Executions(config, self._loop, spawner, self._changes)
         self._python = Python(
-            config, self._loop, spawner, self._children, executions, launcher, self._end_interpreters_rest
+            config, self._loop, spawner, self._children, executions, launcher, self._end_interpreters_rest, self._end_started
         )
         self._executions = executions
         executions.performers["python"] = self._python
+        self._shells = Shells(config, self._loop, spawner, self._children, executions, self._ender, self._not_shells)
+        executions.performers["shell"] = self._shells
+        self._disk = DiskWatch(
+            config, self._loop, spawner, self._children, lambda: executions.current is not None, self._disk_full
+        )
+        executions.on_begin, executions.on_end = self._disk.begin, self._disk.end
         self._transfers = Transfers(config, self._loop, spawner, self._children)
         self._requests = Requests(config, executions, self._python, self._transfers, self.stop)
         self._connections = Connections(config, self._loop, self._requests.handle, self._closed)
@@ -82,11 +90,11 @@ class Supervisor:
 
     def run(self) -> None:
         """Until `stop`. The channel is up before the interpreter is."""
-        self._loop.on_signal(_signal.SIGCHLD, self._children.reap)
+        self._loop.on_signal(signal.SIGCHLD, self._children.reap)
         if self._config.drops or os.getpid() != 1:
             # Else user code has our uid, and could end us with it; without a handler PID 1 ignores it.
-            self._loop.on_signal(_signal.SIGTERM, self.stop)
-        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+            self._loop.on_signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._connections.start()
         self._loop.soon(self._launch)
         if self._config.fence_s is not None:
@@ -121,12 +129,30 @@ class Supervisor:
         else:
             self._loop.after(left, self._fence)
 
-    def _kept(self) -> list[int]:
-        """Processes that are not the interpreter's: our workers, and shells."""
-        return [pid for pid in (self._changes.pid,) if pid is not None]
+    def _workers(self) -> list[int]:
+        pids = [self._changes.pid, self._disk.pid, *self._transfers.pids, *self._executions.worker_pids]
+        return [pid for pid in pids if pid is not None]
+
+    def _not_shells(self) -> list[int]:
+        """Children of ours that no shell command can have left behind."""
+        return self._workers() if self._python.pid is None else [*self._workers(), self._python.pid]
 
     def _end_interpreters_rest(self) -> None:
-        self._ender.end_all_but(self._kept())
+        """The interpreter has died: what it had started goes too, whatever session or parent that has by now."""
+        if not self._ender.end_all_but([*self._workers(), *self._shells.pids]):
+            self._executions.note_all_ended()
+
+    def _end_started(self, since: int, survivor: int) -> None:
+        """An execution was stopped and its interpreter survived: what it had started does not."""
+        self._ender.end_since(since, [*self._workers(), *self._shells.pids], survivor)
+
+    def _disk_full(self, used: int) -> None:
+        limit = self._config.disk_bytes or 0
+        self._executions.stop_current(
+            "operator",
+            f"It was stopped because the session's files take {used >> 20} MiB and the limit is {limit >> 20} MiB."
+            " Delete files before writing more.",
+        )
 
     def _make_room(self) -> None:
         """No process can be started: user code has taken them all, and loses them."""
