@@ -127,7 +127,7 @@ class Calls:
             raise AttemptExpired("this attempt's result is no longer kept", attempt=attempt_id) from None
         self._note(session, outcome)
         run = Run(attempt_id, outcome.receipt.digest, None, outcome.receipt.queued_at, outcome=outcome)
-        await self._keeper.settle(session, run)
+        await self._keeper.settle([(session, run)])
         return outcome
 
     def take_over(self, session: Session, attempt_id: str, digest: str, queued_at: float) -> Run:
@@ -162,12 +162,16 @@ class Calls:
         execution = run.execution
         assert execution is not None
         async with self._turn(session, run):
-            if execution.attempt_id and (known := await self._known(session, run)) is not None:
-                return known
+            if execution.attempt_id and session.phase is not Phase.IDLE:  # what is known starts no sandbox
+                known = await self._known(session, run)
+                if known is not None:
+                    return known
             sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
             run.registered = True
             if execution.attempt_id:
-                await self._keeper.store.register(self._keeper.record_of(session, run))
+                registered = await self._keeper.store.register(self._keeper.record_of(session, run))
+                if (known := self._settled(session, run, registered)) is not None:
+                    return known
                 if session.phase is Phase.LOST:  # in this moment
                     sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
             if run.cancelled:
@@ -180,7 +184,7 @@ class Calls:
         keeper = self._keeper
         record = keeper.record_of(session, run)
         run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note)
-        keeper.spawn(keeper.settle(session, run), "store")
+        keeper.settle_soon(session, run)
         return run.outcome
 
     async def _run(self, session: Session, run: Run, sandbox: Sandbox, execution: Execution) -> Outcome:
@@ -226,7 +230,7 @@ class Calls:
         self._note(session, outcome)
         run.outcome = outcome
         keeper.observer.execution_ended(session.key, receipt)
-        keeper.spawn(keeper.settle(session, run), "store")
+        keeper.settle_soon(session, run)
         return outcome
 
     def _note(self, session: Session, outcome: Outcome) -> None:
@@ -235,8 +239,8 @@ class Calls:
             epoch=max(record.epoch, outcome.receipt.epoch),
             sequence=max(record.sequence, outcome.receipt.sequence),
             calls=record.calls + 1,
-            last_used_at=self._keeper.clock.now(),
         )
+        session.touch(self._keeper.clock.now())
 
     def _lost(self, session: Session, run: Run, error: StateLost, started: list[tuple[Started, float]]) -> Outcome:
         """The sandbox went while it ran. Loses it, unless the session is being closed, which ended it."""
@@ -263,8 +267,10 @@ class Calls:
         if session.disposal is not None:
             await asyncio.shield(session.disposal)
         known = await self._keeper.store.attempt(session.key, run.attempt_id)
-        if known is None:
-            return None
+        return None if known is None else self._settled(session, run, known)
+
+    def _settled(self, session: Session, run: Run, known: AttemptRecord) -> Outcome | None:
+        """Its outcome, if it has one already. Raises AttemptConflict, AttemptExpired."""
         if known.digest != run.digest:
             raise AttemptConflict(
                 "this attempt id was used before with other arguments; nothing ran: use a new id",

@@ -59,9 +59,9 @@ class FullStore(MemoryStore):
         self._check()
         return await super().put(record, expected_version=expected_version)
 
-    async def settle(self, attempt: AttemptRecord) -> None:
+    async def settle(self, *attempts: AttemptRecord) -> None:
         self._check()
-        await super().settle(attempt)
+        await super().settle(*attempts)
 
     async def register(self, attempt: AttemptRecord) -> AttemptRecord:
         self._check()
@@ -101,7 +101,11 @@ class World:
         return list(self.engine.sandboxes.values())
 
     async def empty(self) -> None:
-        await until(lambda: not self.engine.sandboxes)
+        """Turns the clock on until every sandbox has gone."""
+        async with asyncio.timeout(20):
+            while self.engine.sandboxes:
+                await self.clock.advance(1)
+                await asyncio.sleep(0.002)
 
     def reasons(self) -> list[str]:
         return [change.reason for _, change in self.recorder.changes if change.transition is Transition.CLOSE]
@@ -123,6 +127,7 @@ async def turn(world: World, seconds: float) -> None:
     """Turns the clock a second at a time, so that sweeps see every moment."""
     for _ in range(int(seconds)):
         await world.clock.advance(1)
+        await asyncio.sleep(0.001)  # what goes through sockets and tasks of its own
 
 
 # --- retention -------------------------------------------------------------------------------------------------------
@@ -219,6 +224,7 @@ async def test_a_time_to_live_narrows_a_retained_session_within_the_maximum(worl
         key = SessionKey("alice", KeyKind.RETAINED, ident)
         await run(manager.attach(SessionRequest(key, Retention.RETAINED, ttl_s)), "1")
     await turn(world, 15)
+    await until(lambda: len(world.sandboxes) == 1)
     assert [info.record.key.id for info in await manager.sessions()] == ["long"]
     await turn(world, 140)
     await world.empty()
@@ -303,7 +309,7 @@ async def test_a_pruned_outcome_is_expired_and_does_not_run_again(world: World) 
     manager = await world.manager(outcomes_kept_s=10.0)
     at = attach(manager, "a")
     await run(at, "n = 1", attempt="one")
-    await until(lambda: bool(world.store._attempts))
+    await manager._keeper.settled()
     await world.store.prune(closed_before=0, outcomes_before=1e12)
     for again in (run(at, "n = 1", attempt="one"), manager.collect(at.key, "one")):
         with pytest.raises(AttemptExpired):
@@ -445,6 +451,7 @@ async def test_a_full_disk_stops_no_running_session_and_loses_no_receipt(world: 
         await manager.health()
     world.store.full = False
     await turn(world, 2)
+    await manager._keeper.settled()
     assert len(await manager.attempts(at.key)) == 2
     assert text_of(await run(at, "x", attempt="promised")) == "1"
     assert text_of(await run(attach(manager, "new"), "1 + 1")) == "2"
