@@ -162,7 +162,9 @@ def test_input_is_at_its_end_at_once(link: Link) -> None:
 
 
 def test_output_after_a_cell_is_labelled_with_the_next_result(link: Link) -> None:
-    link.run("import threading\ngo = threading.Event()\nt = threading.Thread(target=lambda: (go.wait(), print('late')))")
+    link.run(
+        "import threading\ngo = threading.Event()\nt = threading.Thread(target=lambda: (go.wait(), print('late')))"
+    )
     link.run("t.start()")
     link.run("threading.Timer(0.05, go.set).start()")
     assert eventually(lambda: (r := link.run("1"))["background"] is not None and r["background"]["head"] == "late\n")
