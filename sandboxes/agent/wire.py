@@ -136,7 +136,9 @@ def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
         try:
             value, end = scan(text, 0)
         except StopIteration:
-            raise ValueError("empty") from None
+            raise ValueError("not a value") from None
+        except SystemError:  # the scanner's way to fail where json.decoder, which has its exception, is not imported
+            raise ValueError("not JSON") from None
         if end != len(text):
             raise ValueError("more than one value")
         return value

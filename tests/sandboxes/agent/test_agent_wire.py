@@ -99,14 +99,14 @@ def test_a_socket_that_the_agent_makes_is_for_its_owner_only(tmp_path: Path) -> 
 
 
 def test_the_same_attempt_joins_while_it_runs_and_returns_its_result_after(agent: Agent, link: Link) -> None:
-    code = "import os\nopen('runs', 'a').write('x')\nimport time\ntime.sleep(0.2)\n'done'"
+    code = "import os\nopen('runs', 'a').write('x')\nimport time\ntime.sleep(0.2)\n7 * 6"
     attempt, first = link.submit(code)
     link.until("started", ident=first)
     _, second = link.submit(code, attempt=attempt)
-    assert link.until("result")["value"] == "done"
-    assert link.until("result", ident=second)["value"] == "done"
+    assert link.until("result")["value"] == "42"
+    assert link.until("result", ident=second)["value"] == "42"
     _, third = link.submit(code, attempt=attempt)
-    assert link.until("result", ident=third)["value"] == "done"
+    assert link.until("result", ident=third)["value"] == "42"
     assert (agent.data / "runs").read_text() == "x"
 
 
@@ -259,10 +259,14 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 @given(st.lists(_frames, max_size=5))
 def test_frames_with_wrong_fields_are_answered_and_change_nothing(fuzzed: Agent, frames: list[Frame]) -> None:
     link, hello = fuzzed.hello()
-    for frame in frames:
-        link.write(json.dumps(frame).encode() + b"\n")
+    try:
+        for frame in frames:
+            link.write(json.dumps(frame).encode() + b"\n")
+    except ConnectionError:
+        assert any(frame["t"] not in wire.REQUESTS for frame in frames)
     link.close()
-    _, after = fuzzed.hello()
+    other, after = fuzzed.hello()
+    other.close()
     assert after["claim"] == hello["claim"]
 
 
