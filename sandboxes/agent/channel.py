@@ -7,13 +7,15 @@ Above it: `interpreter`, which reads cells from it and answers each. Below it: o
 from __future__ import annotations
 
 import fcntl
-import os
 
 from .pristine import BUILTINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from typing import Any
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 
@@ -86,7 +88,10 @@ class Channel:
             raise ChannelClosed from error
 
     def close(self) -> None:
-        os.close(self.fd)
+        """Closes the descriptor, once: its number may be another file's by a second time."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class _Context:
@@ -105,7 +110,7 @@ def _decoder() -> Any:
         import json
 
         return json.loads
-    scan = make_scanner(_Context())
+    scan = make_scanner(_Context())  # type: ignore[arg-type]
     return lambda text: scan(text, 0)[0]
 
 

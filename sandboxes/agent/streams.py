@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import io
-import os
 import sys
 
 from .channel import raise_fd
@@ -17,7 +16,10 @@ from .pristine import BUILTINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from typing import Any
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 
@@ -32,8 +34,9 @@ class _Pipe(io.FileIO):
         total = len(view)
         while view:
             written = io.FileIO.write(self, view)
-            if not written:
-                raise BlockingIOError("the output pipe takes no more")
+            if written is None:  # a child that shares the pipe made it non-blocking
+                os.set_blocking(self.fileno(), True)
+                continue
             if written == len(view):
                 break
             view = view[written:]
@@ -45,10 +48,10 @@ class Stream(io.TextIOWrapper):
 
     def __init__(self, fd: int) -> None:
         raw = _Pipe(fd, "w", closefd=False)
-        io.TextIOWrapper.__init__(  # type: ignore[misc]
+        io.TextIOWrapper.__init__(
             self, raw, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True
         )
-        self.mode = "w"
+        vars(self)["mode"] = "w"
         self._held: dict[int, str] = {}
 
     def write(self, text: str) -> int:
@@ -133,7 +136,8 @@ class Streams:
                 changed = True
         stdin = getattr(self, "stdin", None)
         if not _usable(stdin):
-            self.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 # type: ignore[misc]
+            self.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, "__stdin__", self.stdin)  # noqa: B010 - typed as final
         sys.stdin = self.stdin
         return changed
 
@@ -145,10 +149,18 @@ class Streams:
             except (OSError, ValueError):  # closed by the cell: nothing is kept then
                 continue
 
+    def report(self, text: str) -> None:
+        """Writes a line of the engine's own to the pipe, whatever has become of `sys.stderr`."""
+        self.flush()
+        os.write(self._spare, text.encode("utf-8", "backslashreplace") + b"\n")
+
     def forget(self) -> None:
+        """In a forked child: what is kept, and the spare, are the parent's."""
         self.stdout.forget()
         self.stderr.forget()
-        os.close(self._spare)
+        spare, self._spare = self._spare, -1
+        if spare >= 0:
+            os.close(spare)
 
     stdout: Stream
     stderr: Stream

@@ -97,7 +97,7 @@ copy, function(4), sys.modules['__main__'].x, __name__"""
 def test_no_name_of_the_engine_is_in_the_namespace(python: InterpreterProcess) -> None:
     names = "['__builtins__', '__doc__', '__loader__', '__name__', '__package__', '__spec__', 'x']"
     assert python.run("dir()")["value"] == names
-    assert python.run("import sys; sys.argv, __file__")["error"].endswith("name '__file__' is not defined")
+    assert "NameError: name '__file__' is not defined" in python.run("__file__")["error"]
 
 
 def test_output_of_subprocesses_and_prints_is_in_order_with_the_tail(python: InterpreterProcess) -> None:
@@ -185,7 +185,9 @@ def test_syntax_error_shows_the_line_and_a_caret(python: InterpreterProcess, cod
     check_next_call_works(python)
 
 
-@pytest.mark.parametrize("code", ["x = 1\0", "(" * 5000, "-" * 100_000 + "1", "if 1:\nx", "\tx\n  x", "'" + "a" * 30_000, "'\ud800'"])
+@pytest.mark.parametrize(
+    "code", ["x = 1\0", "(" * 5000, "-" * 100_000 + "1", "if 1:\nx", "\tx\n  x", "'" + "a" * 30_000, "'\ud800'"]
+)
 def test_code_that_cannot_be_compiled_raises_and_loses_nothing(python: InterpreterProcess, code: str) -> None:
     answer = python.run(code)
     assert answer["outcome"] == "raised"
@@ -254,6 +256,7 @@ def test_long_value_keeps_head_and_tail_and_the_count(python: InterpreterProcess
         ("(7,) * 10**7", "10,000,000 items"),
         ("'z' * 10**8", "100,000,000 characters"),
         ("b'z' * 10**8", "100,000,000 bytes"),
+        ("bytearray(10**8)", "100,000,000 bytes"),
         ("set(range(10**6))", "1,000,000 items"),
         ("dict.fromkeys(range(10**6))", "1,000,000 items"),
     ],
@@ -309,14 +312,19 @@ def test_channel_that_closes_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_subprocess_does_not_inherit_the_channel(python: InterpreterProcess) -> None:
-    code = "import subprocess\nprint(subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True).stdout)"
+    code = (
+        "import subprocess\nprint(subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True).stdout)"
+    )
     output = python.run(code)["output"]
     assert "socket" not in output
     assert "->" in output
 
 
 def test_descriptors_from_three_upwards_can_be_closed(python: InterpreterProcess) -> None:
-    assert python.run(f"import os\nos.closerange(3, 256)\nos.open('/dev/null', 0) < {os.sysconf('SC_OPEN_MAX')}")[
-        "outcome"
-    ] == "ok"
+    assert (
+        python.run(f"import os\nos.closerange(3, 256)\nos.open('/dev/null', 0) < {os.sysconf('SC_OPEN_MAX')}")[
+            "outcome"
+        ]
+        == "ok"
+    )
     check_next_call_works(python)
