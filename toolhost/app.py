@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-from mcp.server.lowlevel.server import Server
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,7 +19,6 @@ from starlette.routing import Route
 from sandboxes.errors import SandboxError
 from sandboxes.spec import KeyKind, SessionKey
 from toolhost import __version__
-from toolhost.auth import Scope as Permission
 from toolhost.config import is_loopback
 from toolhost.errors import Refused, http_for
 from toolhost.identity import SESSION_ID
@@ -53,8 +51,7 @@ class HostApp:
         )
         attach = services.sessions.attach
         self.sse = SseTransport(servers, settings=settings, auth=services.auth, attach=attach)
-        by_name: dict[str | None, Server[None]] = {None: everything, **servers}
-        self.http = HttpTransport(by_name, settings=settings, auth=services.auth, attach=attach)
+        self.http = HttpTransport(everything, servers, settings=settings, auth=services.auth, attach=attach)
         self._web = Starlette(
             routes=_routes(services),
             lifespan=self._lifespan,
@@ -150,8 +147,6 @@ def _routes(services: Services) -> list[Route]:
 
     async def attempt(request: Request) -> Response:
         principal = services.auth.authenticate(request.scope["headers"], address_of(request.scope))
-        if not principal.may(Permission.USE):
-            raise Refused(403, "this token's scopes do not include `use`")
         key = _key(principal.name, request.path_params.get("kind"), request.path_params["id"])
         outcome = await services.sessions.collect(key, request.path_params["attempt"])
         return JSONResponse({"receipt": receipt_meta(outcome.receipt), "text": render(outcome)})
