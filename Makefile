@@ -5,8 +5,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LISTEN ?= 127.0.0.1:8000
-# Sessions and what sandboxes run in live here in a clone; an installed toolhost uses the user's data directory.
-export TOOLHOST_STATE_DIR ?= $(CURDIR)/.toolhost
 SEED ?= $(shell date +%s)
 PYTEST_ARGS ?=
 
@@ -54,5 +52,5 @@ bench: $(VENV)/ready ## Measure, in ratios within one run (BENCH_ARGS=--full for
 wheel: $(VENV)/ready ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-clean: ## Remove what was made here, but not sessions (.toolhost)
+clean: ## Remove what was made in this clone
 	rm -rf $(VENV) dist build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -76,8 +76,18 @@ class Calls:
 
     async def wait(self, session: Session, run: Run) -> Outcome:
         """Its outcome. Cancelling the last one who waits ends what runs, by the ladder. Raises SessionOver."""
-        assert run.task is not None
         run.waiters += 1
+        try:
+            return await self._watch(session, run)
+        except asyncio.CancelledError:
+            if run.waiters == 1:
+                self.abandon(session, run, "cancel")
+            raise
+        finally:
+            run.waiters -= 1
+
+    async def _watch(self, session: Session, run: Run) -> Outcome:
+        assert run.task is not None
         try:
             return await asyncio.shield(run.task)
         except asyncio.CancelledError:
@@ -85,11 +95,7 @@ class Calls:
                 if session.phase in OVER:
                     raise SessionOver from None
                 raise CallRefused("the call was taken back before it ran", attempt=run.attempt_id) from None
-            if run.waiters == 1:
-                self.abandon(session, run, "cancel")
             raise
-        finally:
-            run.waiters -= 1
 
     def abandon(self, session: Session, run: Run, why: str) -> None:
         """Nobody wants it any more: takes it back, or ends it by the ladder; its outcome goes to the ledger."""
@@ -105,7 +111,7 @@ class Calls:
         """The outcome of an attempt of an open session. Raises AttemptUnknown, AttemptExpired, ChannelLost."""
         run = session.runs.get(attempt_id)
         if run is not None and run.task is not None:
-            return await asyncio.shield(run.task) if run.outcome is None else run.outcome
+            return await self._watch(session, run) if run.outcome is None else run.outcome
         known = await self._keeper.store.attempt(session.key, attempt_id)
         if known is not None and (known.receipt is not None):
             return kept(known)
@@ -283,6 +289,9 @@ class Calls:
                 outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
             except StateLost as error:
                 outcome = self._lost(session, run, error, [])
+            except ChannelLost:
+                session.astray.add(run.attempt_id)
+                raise
             except AttemptUnknown:
                 note = "the host stopped before this call reached the sandbox; nothing ran"
                 outcome = never_started_outcome(

@@ -22,10 +22,13 @@ T = TypeVar("T")
 class Engine:
     """Every method is the backend's, and may raise EngineUnavailable at its deadline."""
 
-    def __init__(self, backend: Backend, observer: Observer, *, launch_s: float, engine_s: float) -> None:
+    def __init__(
+        self, backend: Backend, observer: Observer, *, launch_s: float, destroy_s: float, engine_s: float
+    ) -> None:
         self.backend = backend
         self._observer = observer
         self._launch_s = launch_s
+        self._destroy_s = destroy_s
         self._engine_s = engine_s
 
     async def launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:
@@ -42,10 +45,10 @@ class Engine:
 
     async def destroy(self, handle: Handle, *, keep_workspace: bool = False) -> None:
         destroyed = self.backend.destroy(handle, keep_workspace=keep_workspace)
-        await self._timed("destroy", self._engine_s, destroyed)
+        await self._timed("destroy", self._destroy_s, destroyed)
 
     async def remove_workspace(self, workspace: str) -> None:
-        await self._timed("remove_workspace", self._engine_s, self.backend.remove_workspace(workspace))
+        await self._timed("remove_workspace", self._destroy_s, self.backend.remove_workspace(workspace))
 
     async def list_owned(self) -> Sequence[Handle]:
         return await self._timed("list_owned", self._engine_s, self.backend.list_owned())

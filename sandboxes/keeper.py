@@ -27,6 +27,8 @@ from sandboxes.settings import ManagerSettings
 from sandboxes.spec import Handle, Retention, SessionKey, SessionRequest
 from sandboxes.stores.base import AttemptRecord, SessionRecord, Store
 
+MAX_LATE = 64  # outcomes of one session that wait in memory for a store that cannot be written
+
 WHY_CLOSED = {
     CloseReason.CLEANUP: "its client cleaned it up",
     CloseReason.IDLE: "it had been idle for too long",
@@ -264,6 +266,14 @@ class Keeper:
         return True
 
     async def _close(self, session: Session) -> None:
+        try:
+            await self._end(session)
+        finally:
+            if self.sessions.get(session.key) is session:
+                del self.sessions[session.key]
+            session.closed.set()
+
+    async def _end(self, session: Session) -> None:
         self.save_soon(session)
         for run in session.queue:
             if run.task is not None and not run.registered:
@@ -288,10 +298,6 @@ class Keeper:
         except SandboxError as error:
             self.unsaved.append(session)
             self.observer.failed("store", error)
-        finally:
-            if self.sessions.get(session.key) is session:
-                del self.sessions[session.key]
-            session.closed.set()
 
     async def _remove_workspace(self, workspace: str) -> None:
         for ident, (handle, _) in self.doomed.items():
@@ -318,6 +324,10 @@ class Keeper:
     async def settle(self, session: Session, run: Run) -> None:
         """Commits an outcome, then lets the agent forget it. What fails stays in memory for the next sweep."""
         sandbox = session.sandbox
+        late = [other for other in session.runs.values() if other.outcome is not None]
+        if len(late) > MAX_LATE:  # the store is down for long: the agent has them too
+            session.runs.pop(late[0].attempt_id, None)
+            session.astray.add(late[0].attempt_id)
         await self.store.settle(self.record_of(session, run))
         session.runs.pop(run.attempt_id, None)
         if sandbox is not None:

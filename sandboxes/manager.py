@@ -27,9 +27,10 @@ from sandboxes.owner import Owner
 from sandboxes.pool import Pool
 from sandboxes.reaper import Reaper, due, eviction_order
 from sandboxes.resources import Resource, ResourceFactory
+from sandboxes.sandbox import Sandbox
 from sandboxes.session import Run, Session, SessionInfo
 from sandboxes.settings import ManagerSettings
-from sandboxes.spec import Execution, KeyKind, Outcome, Retention, SessionKey, SessionRequest, Usage
+from sandboxes.spec import Execution, Handle, KeyKind, Outcome, Retention, SessionKey, SessionRequest, Usage
 from sandboxes.starter import SessionOver, Starter
 from sandboxes.stores.base import AttemptRecord, SessionFilter, Store
 
@@ -56,7 +57,13 @@ class SessionManager:
         self._backend = backend
         self._store = store
         self._clock = clock
-        self._engine = Engine(backend, observer, launch_s=settings.launch_s, engine_s=settings.engine_s)
+        self._engine = Engine(
+            backend,
+            observer,
+            launch_s=settings.launch_s,
+            destroy_s=settings.destroy_s,
+            engine_s=settings.engine_s,
+        )
         self._admission = Admission(
             total=settings.max_sessions,
             per_principal=settings.max_sessions_per_principal,
@@ -101,6 +108,7 @@ class SessionManager:
             stack.push_async_callback(self._backend.close)
             await self._store.open()
             stack.push_async_callback(self._store.close)
+            stack.push_async_callback(self._let_go)
             self.adopted = await adopt(self._keeper, self._calls, self._starter)
             stack.pop_all()
         self._pool.start()
@@ -124,15 +132,28 @@ class SessionManager:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.shutdown_s):
                 await self._pool.close()
+        await asyncio.gather(*(self._set_aside(handle) for handle in self.adopted.quarantined))
         await self._keeper.drain(self._settings.shutdown_s)
+        await self._let_go()
+        await self._store.close()
+        await self._backend.close()
+
+    async def _set_aside(self, handle: Handle) -> None:
+        await self._keeper.destroy(Sandbox(self._engine, handle))
+
+    async def _let_go(self) -> None:
+        """Closes what this process holds of sessions that go on without it."""
         for session in self._keeper.sessions.values():
+            runs = [run.task for run in session.runs.values() if run.task is not None]
+            for task in runs:
+                task.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
             for resource in session.resources.values():
                 await resource.close()
             if session.sandbox is not None:
                 session.sandbox.on_lost = None
                 await session.sandbox.close()
-        await self._store.close()
-        await self._backend.close()
+        await self._keeper.drain(0)
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -148,7 +169,10 @@ class SessionManager:
         """The outcome of an attempt; joins it while it runs. Raises AttemptUnknown, AttemptExpired, SessionUnknown."""
         session = self._keeper.sessions.get(key)
         if session is not None and session.phase not in OVER:
-            return await self._calls.collect(session, attempt_id)
+            try:
+                return await self._calls.collect(session, attempt_id)
+            except SessionOver:
+                raise AttemptUnknown("the session closed before this attempt ran", session=str(key)) from None
         known = await self._store.attempt(key, attempt_id)
         if known is None:
             if await self._store.get(key) is None:

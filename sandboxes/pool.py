@@ -114,7 +114,7 @@ class Pool:
                 continue
             try:
                 self._ready.append(await self._launch())
-            except SandboxError as error:
+            except Exception as error:  # noqa: BLE001  # whatever goes wrong with one, the pool tries the next
                 self._observer.failed("pool", error)
                 self._launching = None
                 self._arrived.set()

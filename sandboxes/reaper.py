@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from sandboxes.backends.base import Life
 from sandboxes.calls import Calls
-from sandboxes.errors import SandboxError
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import LIVE, OVER, CloseReason, Phase
 from sandboxes.pool import Pool
@@ -84,7 +83,7 @@ class Reaper:
             await keeper.clock.sleep(keeper.settings.sweep_s)
             try:
                 await self.sweep()
-            except SandboxError as error:
+            except Exception as error:  # noqa: BLE001  # whatever goes wrong in one sweep, the others come
                 keeper.observer.failed("sweep", error)
 
     async def sweep(self) -> None:

@@ -81,6 +81,12 @@ class Session:
         return self.record.key
 
     @property
+    def claim(self) -> str:
+        """What its sandbox's ticket names: the key and the incarnation, so that a sandbox of an earlier session of
+        the same key is never taken for this one's."""
+        return claim_text(self.record)
+
+    @property
     def retention(self) -> Retention:
         return self.record.retention
 
@@ -113,3 +119,8 @@ class Session:
             running=self.running.attempt_id if self.running else None,
             usage=usage,
         )
+
+
+def claim_text(record: SessionRecord) -> str:
+    """See `Session.claim`."""
+    return f"{record.key} {record.incarnation}"

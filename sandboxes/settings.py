@@ -40,8 +40,9 @@ class ManagerSettings:
     # The warm pool.
     pool_size: int = 0
 
-    # Engine calls: launching, and everything else.
+    # Engine calls: launching, ending, and everything else. A backend's own deadlines are shorter.
     launch_s: float = 60.0
+    destroy_s: float = 100.0
     engine_s: float = 20.0
 
     # Sweeps.

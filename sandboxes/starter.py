@@ -84,8 +84,8 @@ class Starter:
             sandbox, source = await self._obtain(session)
             client = await sandbox.client()
             epoch = session.record.epoch + 1
-            ticket = keeper.owner.ticket(sandbox.handle.sandbox_id, str(session.key))
-            await client.claim(ticket, str(session.key), epoch, session.record.sequence)
+            ticket = keeper.owner.ticket(sandbox.handle.sandbox_id, session.claim)
+            await client.claim(ticket, session.claim, epoch, session.record.sequence)
             if session.phase is not Phase.STARTING:
                 raise SessionOver
         except BaseException as error:

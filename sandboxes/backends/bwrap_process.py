@@ -50,6 +50,7 @@ NAMESPACES = (
 REMOVER = (
     *("--unshare-all", "--uid", "0", "--gid", "0", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
     *("--cap-drop", "ALL", "--cap-add", "CAP_DAC_OVERRIDE"),
+    "--as-pid-1",  # else its PID 1 is left behind for the machine's init to reap
     "--die-with-parent",
 )
 KILL_S = 10.0
@@ -224,13 +225,16 @@ def _kill_all(outer: subprocess.Popen[bytes], info: int) -> None:
 def deliver(configuration: bytes, channel: socket.socket, patience: Patience) -> None:
     """Sends the agent its configuration and waits until it has read it and closed its end.
 
-    Raises EngineUnavailable, Cancelled, OSError.
+    Raises ProcessLookupError when it has ended instead; EngineUnavailable, Cancelled, OSError.
     """
     channel.settimeout(max(0.1, patience.deadline - time.monotonic()))
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: the caller looks
+    try:
         channel.sendall(configuration)
         channel.shutdown(socket.SHUT_WR)
         patience.readable(channel.fileno())
+        channel.recv(1)
+    except (BrokenPipeError, ConnectionResetError):  # closed with something unread
+        raise ProcessLookupError("the agent did not read its configuration") from None
 
 
 def failure(log: Path) -> Exception:

@@ -24,6 +24,7 @@ PARENT = "toolhost"
 PERIOD_US = 100_000  # over which cpu time is accounted; the kernel's default
 # What the agent itself may use beside user code's processes, so that it can act when they have taken all of theirs.
 AGENT_PROCESSES = 8
+PIDS_MAX = 4_194_304  # the kernel's PID_MAX_LIMIT: it refuses to be told more
 PAUSE_S = 0.005
 MOUNTS = Path("/proc/self/mounts")
 
@@ -100,7 +101,7 @@ class Group:
             (root / PARENT / self.name).mkdir(parents=True, exist_ok=True)
         self._limit_memory(limits.memory_bytes)
         if (pids := self._path(self.hierarchies.pids)) is not None:
-            (pids / "pids.max").write_text(str(limits.processes + AGENT_PROCESSES))
+            (pids / "pids.max").write_text(str(min(limits.processes + AGENT_PROCESSES, PIDS_MAX)))
         if (cpu := self._path(self.hierarchies.cpu)) is not None:
             quota = max(1000, int(limits.cpus * PERIOD_US))
             if self.hierarchies.version == 2:

@@ -87,7 +87,9 @@ def build_image(
             house = _wheelhouse(wheels, interpreter.target, steps)
             steps.begin(Step.BUILD)
             _build(client, tag, base_image, house, steps)
-        client.images.prune(filters={"dangling": True, "label": STAGE_LABEL})
+        # The build stage, and the image that had this name before unless a container still runs on it.
+        for label in (STAGE_LABEL, DIGEST_LABEL):
+            client.images.prune(filters={"dangling": True, "label": label})
     except (errors.DockerException, requests.RequestException) as error:
         raise BuildFailed(f"the Docker engine failed: {_short(error)}") from error
     return True

@@ -18,16 +18,16 @@ FORMAT = 1
 IMAGE_FILES = ("Dockerfile", "install.sh", "verify.py")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_PLACES = (_PACKAGE / "images" / "python", _PACKAGE.parent / "images" / "python")
+PLACES = (_PACKAGE / "images" / "python", _PACKAGE.parent / "images" / "python")
 
 
 def recipe_directory() -> Path:
     """The directory with the list, the Dockerfile and their scripts. Raises BuildFailed."""
-    for place in _PLACES:
+    for place in PLACES:
         if (place / "requirements.txt").is_file():
             return place
     raise BuildFailed(
-        f"the sandbox's requirement list is missing (looked in {' and '.join(map(str, _PLACES))}): "
+        f"the sandbox's requirement list is missing (looked in {' and '.join(map(str, PLACES))}): "
         "this installation is incomplete, install toolhost again"
     )
 

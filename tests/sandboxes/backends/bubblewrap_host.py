@@ -37,7 +37,10 @@ def environment() -> Environment:
         mounts: tuple[Mount, ...] = (Mount(prefix, INSIDE),)
         python = INSIDE / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
     else:
-        mounts, python = (), PurePosixPath(shutil.which("python3", path="/usr/bin:/usr/local/bin") or "/usr/bin/python3")
+        mounts, python = (
+            (),
+            PurePosixPath(shutil.which("python3", path="/usr/bin:/usr/local/bin") or "/usr/bin/python3"),
+        )
     return Environment((PurePosixPath("/opt"),), mounts, python, sys.version.split()[0], "/usr/bin:/bin")
 
 
@@ -50,14 +53,12 @@ class Host:
 
     @classmethod
     def make(cls, directory: Path, uid: int) -> Host:
-        # Every directory above is opened for other uids: what pytest makes is closed to all but its own.
-        for path in (directory, *directory.parents):
-            if path.stat().st_uid == os.geteuid() and path != Path("/") and path != Path("/tmp"):
-                path.chmod(path.stat().st_mode | 0o011)
+        directory.chmod(0o755)
         host = cls(directory / "state", directory / "agent")
-        shutil.copytree(sandboxes.agent.__path__[0], host.agent, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(sandboxes.agent.__path__[0], host.agent)
         host.state.mkdir(mode=0o700)
-        os.chown(host.state, uid, uid)
+        for path in (host.state, host.agent / "toolhost_agent.py"):
+            os.chown(path, uid, uid)
         return host
 
     def backend(self, **options: object) -> BubblewrapBackend:
@@ -103,7 +104,7 @@ class Talk:
             if reply["t"] in ("ok", "result", "error", "hello"):
                 return reply
 
-    async def python(self, code: str, timeout: float = 20.0) -> str:
+    async def python(self, code: str) -> str:
         """What the code printed, and its traceback."""
         result = await self.ask(
             "exec",
@@ -111,7 +112,7 @@ class Talk:
             digest="0" * 64,
             kind="python",
             call={"code": code},
-            timeout=timeout,
+            timeout=20.0,
             cap=20000,
             queued=0.0,
         )
@@ -155,8 +156,8 @@ def as_user(uid: int, body: Callable[[], Awaitable[None]]) -> None:
             os.setresuid(uid, uid, uid)
             os.chdir("/")
             asyncio.set_event_loop_policy(None)
-            asyncio.Runner().run(body())  # type: ignore[arg-type]
-        except BaseException:
+            asyncio.run(body())
+        except BaseException:  # noqa: BLE001 - it is carried to the parent
             said = traceback.format_exc()
         finally:
             with os.fdopen(sending, "wb") as pipe:
