@@ -18,7 +18,7 @@ from sandboxes.calls import Calls
 from sandboxes.client import Hello
 from sandboxes.errors import SandboxError, StateLost, WireError
 from sandboxes.keeper import Keeper
-from sandboxes.lifecycle import CloseReason, Phase
+from sandboxes.lifecycle import OVER, CloseReason, Phase
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Session, claim_text
 from sandboxes.spec import Handle, Retention
@@ -63,6 +63,7 @@ async def adopt(keeper: Keeper, calls: Calls, starter: Starter) -> Adopted:
             unclaimed.append(answer)
         else:
             claims.setdefault(answer[0], []).append(answer[1])
+    keeper.doomed.update({handle.sandbox_id: (handle, False) for handle in unclaimed})
 
     for claim, record in records.items():
         await _take_up(keeper, calls, starter, record, claims.get(claim, []), adopted)
@@ -94,16 +95,9 @@ async def _ask(keeper: Keeper, handle: Handle, records: dict[str, SessionRecord]
 
 
 async def _remove(keeper: Keeper, handle: Handle, gate: asyncio.Semaphore) -> None:
-    workspaces = {session.record.workspace for session in keeper.sessions.values()}
-    keep = handle.workspace in workspaces
-    keeper.doomed[handle.sandbox_id] = (handle, keep)
+    keep = any(s.record.workspace == handle.workspace for s in keeper.sessions.values() if s.phase not in OVER)
     async with gate:
-        try:
-            await keeper.engine.destroy(handle, keep_workspace=keep)
-        except SandboxError as error:
-            keeper.observer.failed("destroy", error)
-        else:
-            keeper.doomed.pop(handle.sandbox_id, None)
+        await keeper.destroy(Sandbox(keeper.engine, handle), keep_workspace=keep)
 
 
 async def _take_up(
@@ -124,6 +118,7 @@ async def _take_up(
             await claim.sandbox.close()
             adopted.quarantined.append(claim.sandbox.handle)
             keeper.busy_ids.add(claim.sandbox.handle.sandbox_id)
+        session.update(workspace=None)  # what is set aside may use it
         keeper.close(session, CloseReason.FAILED)
     elif record.retention is Retention.CONNECTION:
         keeper.close(session, CloseReason.DISCONNECT)

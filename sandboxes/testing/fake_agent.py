@@ -55,6 +55,7 @@ class FakeAgent:
         self.lies: list[bytes] = []
         self.executed: list[str] = []  # attempt ids whose code was run, in order: none may be there twice
         self.grace_s = 0.02
+        self._over = False
         self._nonce = nonce
         self._on_end = on_end
         self._claim: tuple[str, str] | None = None
@@ -80,6 +81,7 @@ class FakeAgent:
 
     async def end(self) -> None:
         """Ends everything of it."""
+        self._over = True
         self.drop_connections()
         running = self._running
         for task in self._tasks:
@@ -90,6 +92,7 @@ class FakeAgent:
 
     def die(self, detail: str = "killed by signal 9") -> None:
         """As if PID 1 had been killed."""
+        self._over = True
         self._on_end(detail)
         self.drop_connections()
         self._tasks_cancel()
@@ -311,7 +314,7 @@ class FakeAgent:
             attempt.why = Cause(kind, signal=died.signal, exit_code=died.exit_code)
             ending = Ending.KILLED
         except asyncio.CancelledError:
-            if not attempt.task.cancelled():
+            if self._over or not attempt.task.cancelled():
                 raise
             ending = Ending.INTERRUPTED
         if ending is Ending.KILLED or (attempt.why is not None and attempt.why.rung is Rung.KILL):
