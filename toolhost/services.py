@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sandboxes.backends.base import Backend
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
 from sandboxes.spec import Outcome, SessionKey, SessionRequest
@@ -21,6 +22,7 @@ from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
 from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, SessionAttachment
+from toolhost.telemetry import LogObserver
 
 log = logging.getLogger("toolhost.services")
 
@@ -47,6 +49,7 @@ class Services:
     sessions: Sessions
     namespaces: Mapping[str, Namespace]
     auth: authentication.Authenticator
+    backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
 
@@ -60,7 +63,7 @@ class Services:
 
     def notices(self) -> list[str]:
         """Lines for people at the start: how well sandboxes are isolated, and who may connect. After `open`."""
-        lines = []
+        lines = [] if self.backend is None else [isolation(self.backend)]
         if self.auth.open and not self.settings.server.loopback:
             lines.append("WARNING: no tokens (--insecure): whoever reaches this port runs code in your sandboxes.")
         return lines
@@ -74,17 +77,29 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     """Raises ConfigurationError. `sessions`: another session manager than the one that the settings describe."""
     auth = authentication.Authenticator(settings)  # before anything else: an open bind must not start at all
     namespaces = registry.create(settings)
-    return Services(settings, sessions if sessions is not None else _sessions(settings), namespaces, auth)
-
-
-def _sessions(settings: Settings) -> Sessions:
-    try:
-        owner = Owner.load(settings.state_dir)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"state directory {settings.state_dir} cannot be used: {error}") from None
-    return SessionManager(
-        backend=create_backend(settings, owner),
+    if sessions is not None:
+        return Services(settings, sessions, namespaces, auth)
+    owner = _owner(settings)
+    backend = create_backend(settings, owner)
+    manager = SessionManager(
+        backend=backend,
         store=SqliteStore(settings.state_dir / "ledger.sqlite"),
         owner=owner,
         settings=manager_settings(settings),
+        observer=LogObserver(),
     )
+    return Services(settings, manager, namespaces, auth, backend)
+
+
+def isolation(backend: Backend) -> str:
+    """One honest line on what keeps sandboxes apart. `backend` is open."""
+    missing = sorted(backend.differences)
+    line = f"Isolation: {backend.name}"
+    return f"{line}; not given here: {', '.join(missing)} (docs/isolation.md)" if missing else line
+
+
+def _owner(settings: Settings) -> Owner:
+    try:
+        return Owner.load(settings.state_dir)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"state directory {settings.state_dir} cannot be used: {error}") from None
