@@ -62,6 +62,7 @@ class Calls:
             self._check(session, execution)
             run = Run(attempt_id, digest, execution, self._keeper.clock.now())
             session.runs[attempt_id] = run
+            session.queue.append(run)
             run.task = asyncio.create_task(self._perform(session, run), name="call")
             run.task.add_done_callback(lambda task: self._ended(session, run, task))
         elif run.digest != digest:
@@ -133,6 +134,7 @@ class Calls:
         """After a restart: joins what runs inside, or fetches what was kept, so that it gets into the ledger."""
         run = Run(attempt_id, digest, None, queued_at, registered=True)
         session.runs[attempt_id] = run
+        session.queue.append(run)
         run.task = asyncio.create_task(self._perform_taken_over(session, run), name="take-over")
         run.task.add_done_callback(lambda task: self._ended(session, run, task))
         return run
@@ -313,11 +315,10 @@ class Calls:
     @contextlib.asynccontextmanager
     async def _turn(self, session: Session, run: Run) -> AsyncIterator[None]:
         """One at a time, in the order of arrival. Raises SessionOver when the session closed meanwhile."""
-        session.queue.append(run)
         try:
             if session.turn.locked():
                 began = time.perf_counter()
-                run.emit(Queued("turn", len(session.queue)))
+                run.emit(Queued("turn", session.queue.index(run) + 1))
                 await session.turn.acquire()
                 self._keeper.observer.queued(session.key, "turn", time.perf_counter() - began)
             else:
@@ -333,6 +334,8 @@ class Calls:
                 session.queue.remove(run)
 
     def _ended(self, session: Session, run: Run, task: asyncio.Task[Outcome]) -> None:
+        if run in session.queue:  # it was cancelled before it began
+            session.queue.remove(run)
         if task.cancelled() or task.exception() is not None or run.outcome is None:
             session.runs.pop(run.attempt_id, None)
         error = None if task.cancelled() else task.exception()

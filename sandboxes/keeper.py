@@ -127,7 +127,7 @@ class Keeper:
             lost_reason = earlier.lost_reason
             record = dataclasses.replace(earlier, phase=Phase.LOST.value, handle=None)
         else:
-            if earlier is not None and earlier.calls:
+            if earlier is not None and (earlier.epoch or earlier.calls):
                 lost_reason = self._why_gone(earlier)
             now = self.clock.now()
             record = SessionRecord(

@@ -5,6 +5,7 @@ Above: `python_process`, `shells`, `workers`. Below: fork(2). The agent has one 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import time
@@ -86,7 +87,8 @@ class Spawner:
         if pid == 0:
             status = 1
             try:
-                self._enter(descriptors, ())
+                self._enter(descriptors)
+                self._lower()
                 os.chdir("/")
                 work()
                 status = 0
@@ -116,7 +118,8 @@ class Spawner:
     ) -> NoReturn:
         what = "the sandbox refuses the user's limits"
         try:
-            failed = self._enter(descriptors, (failed,))[0]
+            failed = self._enter(descriptors, failed)
+            self._lower()
             what = f"cannot enter {directory}"
             os.chdir(directory)
             what = f"cannot execute {command[0][:100]}"
@@ -128,15 +131,14 @@ class Spawner:
         finally:
             os._exit(127)
 
-    def _enter(self, descriptors: Sequence[int], spare: Sequence[int]) -> list[int]:
-        """In the child: everything between fork and the work. Returns where `spare` descriptors are now."""
+    @staticmethod
+    def _enter(descriptors: Sequence[int], spare: int | None = None) -> int:
+        """In the child, first: leaves everything of the agent behind. Returns the number that `spare` has now."""
         signal.set_wakeup_fd(-1)
         for number in _DEFAULTS:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        spare = _rearrange(descriptors, spare)
-        self._lower()
-        return spare
+        return _rearrange(descriptors, spare)
 
     def _lower(self) -> None:
         config = self._config
@@ -154,20 +156,14 @@ class Spawner:
             os.setresuid(config.uid, config.uid, config.uid)
 
 
-def _rearrange(descriptors: Sequence[int], spare: Sequence[int]) -> list[int]:
-    import fcntl
-
-    above = len(descriptors) + len(spare) + 3
-    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in descriptors]
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in spare]
+def _rearrange(descriptors: Sequence[int], spare: int | None) -> int:
+    """`descriptors` become 0, 1, 2, ...; `spare` the next, closed on exec; everything else is closed."""
+    wanted = [*descriptors] if spare is None else [*descriptors, spare]
+    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(wanted)) for fd in wanted]
     for number, fd in enumerate(held):
-        os.dup2(fd, number, inheritable=True)
-    spare = []
-    for offset, fd in enumerate(kept):
-        os.dup2(fd, len(held) + offset, inheritable=False)
-        spare.append(len(held) + offset)
-    os.closerange(len(held) + len(kept), 1 << 20)
-    return spare
+        os.dup2(fd, number, inheritable=number < len(descriptors))
+    os.closerange(len(wanted), 1 << 20)
+    return len(descriptors)
 
 
 def _rlimits(config: Config) -> list[tuple[int, int]]:

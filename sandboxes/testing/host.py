@@ -111,6 +111,13 @@ async def crash(manager: SessionManager) -> None:
     await manager._backend.close()
 
 
+async def until(condition: Callable[[], bool], bound_s: float = 20.0) -> None:
+    """Waits for what no event tells. Raises TimeoutError."""
+    async with asyncio.timeout(bound_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 def request(ident: str, retention: Retention = Retention.CHOSEN, principal: str = "alice") -> SessionRequest:
     kind = {Retention.RETAINED: KeyKind.RETAINED, Retention.CONNECTION: KeyKind.CONNECTION}
     return SessionRequest(SessionKey(principal, kind.get(retention, KeyKind.REQUEST), ident), retention)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import platform
 import signal
 import socket
 import tempfile
@@ -17,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.backends import bwrap_process
+from sandboxes.backends import bwrap_binary, bwrap_process
 from sandboxes.backends.base import Life
 from sandboxes.backends.owner_files import OWNER_FILE, Record
 from sandboxes.backends.pidfd import Process, ended
+from sandboxes.backends.seccomp import REFUSED, program
 from sandboxes.errors import EnvironmentMissing, IsolationUnavailable, NoCapacity, SandboxError, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Limits, SandboxSpec
@@ -181,7 +183,7 @@ def test_a_sandbox_that_ended_is_reported_and_its_key_can_be_launched_again(run:
             with pytest.raises(StateLost):
                 await backend.connect(handle)
             # Of the old handle nothing is left, so this must not touch the sandbox that has its key now.
-            await backend.destroy(handle, keep_workspace=True)
+            await backend.destroy(handle)
             assert (await backend.poll(again)).life is Life.RUNNING
 
     run(body)
@@ -251,10 +253,24 @@ def test_a_launch_that_fails_at_any_step_leaves_nothing_behind(
     run(body)
 
 
-def test_an_agent_that_cannot_start_is_an_error_with_what_it_said(run: Run) -> None:
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "../x", "A", "x" * 65, "a\0b", "a\n"])
+def test_a_name_that_is_no_file_name_is_refused(run: Run, name: str) -> None:
     async def body(host: Host) -> None:
         async with host.opened() as backend:
-            (host.agent / "toolhost_agent.py").write_text("raise SystemExit('no luck today')")
+            for key, workspace in ((name, "w"), ("k", name)):
+                with pytest.raises(ValueError, match="1 to 64"):
+                    await backend.launch(key, SMALL, workspace)
+            with pytest.raises(ValueError, match="1 to 64"):
+                await backend.remove_workspace(name)
+            assert host.leftovers() == []
+
+    run(body)
+
+
+def test_an_agent_that_cannot_start_is_an_error_with_what_it_said(run: Run) -> None:
+    async def body(host: Host) -> None:
+        (host.agent / "toolhost_agent.py").write_text("raise SystemExit('no luck today')")
+        async with host.opened() as backend:
             with pytest.raises(IsolationUnavailable, match="no luck today"):
                 await backend.launch("k", SMALL, "w")
             assert host.leftovers() == []
@@ -348,6 +364,8 @@ def test_only_the_owners_sandboxes_are_listed_and_destroyed(run: Run) -> None:
             assert (await stranger.poll(handle)).life is Life.GONE
             with pytest.raises(SandboxError):
                 await stranger.destroy(handle)
+            with pytest.raises(SandboxError):
+                await stranger.launch("k", SMALL, "w2")
             await stranger.close()
             assert (await backend.poll(handle)).life is Life.RUNNING
 
@@ -460,6 +478,8 @@ print(json.dumps({
     run(body)
 
 
+# What the system call filter must refuse, by number here; without a filter there is nothing to try.
+FILTERED = sorted(pair[0 if platform.machine() == "x86_64" else 1] for pair in REFUSED.values()) if program() else []
 ATTEMPTS = [
     "open('/usr/planted', 'w')",
     "open('/planted', 'w')",
@@ -482,6 +502,9 @@ ATTEMPTS = [
     "check(libc.ptrace(16, 1, 0, 0))",
     "socket.create_connection(('192.0.2.1', 80), 1)",
     "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "socket.socket(socket.AF_VSOCK)",
+    "socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)",
+    *(f"check(libc.syscall({number}, 0, -3, 0, 0, 0))" for number in FILTERED),
 ]
 
 
@@ -507,6 +530,47 @@ print('tried all')
             assert await python(backend, await backend.launch("k", SMALL, "w"), code) == "tried all"
 
     run(body)
+
+
+def test_a_filtered_call_is_refused_before_the_kernel_looks_at_it(run: Run) -> None:
+    """Without the filter these answer otherwise than EPERM, so this fails when the filter is not in force."""
+    code = """
+import ctypes, errno, socket
+libc = ctypes.CDLL(None, use_errno=True)
+for number in NUMBERS:
+    libc.syscall(number, 0, -3, 0, 0, 0)
+    print(errno.errorcode[ctypes.get_errno()], end=' ')
+try:
+    socket.socket(socket.AF_VSOCK)
+except OSError as error:
+    print(errno.errorcode[error.errno])
+with open('/proc/self/status') as status:
+    print([line.split()[1] for line in status if line.startswith('Seccomp:')])
+""".replace("NUMBERS", str([REFUSED[name][platform.machine() != "x86_64"] for name in ("keyctl", "io_uring_enter")]))
+
+    async def body(host: Host) -> None:
+        async with host.opened() as backend:
+            said = await python(backend, await backend.launch("k", SMALL, "w"), code)
+            assert said == "EPERM EPERM EAFNOSUPPORT\n['2']"
+
+    if program() is not None:
+        run(body)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the host must be able to show the package to other uids")
+def test_the_packaged_bubblewrap_works_where_the_system_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bwrap_binary, "_system", lambda: None)
+
+    async def body() -> None:
+        host = Host.make(tmp_path, 0)
+        async with host.opened() as backend:
+            assert await python(backend, await backend.launch("k", SMALL, "w"), "print(6 * 7)") == "42"
+        assert host.leftovers() == []
+
+    assert [binary.tree is not None for binary in bwrap_binary.find()] == [True]
+    asyncio.run(body())
 
 
 def test_the_agent_survives_signals_of_user_code(run: Run) -> None:
