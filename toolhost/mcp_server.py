@@ -223,7 +223,7 @@ def clean(text: str) -> str:
 
 
 def _caller_of(context: Context) -> Caller | None:
-    """SSE hands the caller over as it is; the SDK's HTTP transports hand over a request with the caller in its scope."""
+    """SSE hands the caller over as it is; the SDK's HTTP transports hand over a request, the caller in its scope."""
     found = context.request
     if not isinstance(found, Caller):
         found = getattr(found, "scope", {}).get(CALLER)

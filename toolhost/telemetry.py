@@ -1,6 +1,6 @@
 """Structured logs: one line an event, its facts as fields. Never code, output or secrets at info level.
 
-Above: everything that logs (through `logging`). Below: `config`.
+Above: everything that logs (through `logging`). Below: `config`, `identity` (how a session is named).
 A record's facts are in `extra={"fields": {...}}`: session, namespace, attempt, epoch and so on.
 """
 
@@ -12,7 +12,54 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
+from sandboxes.lifecycle import Changed, Phase
+from sandboxes.spec import Receipt, SessionKey
 from toolhost.config import LogSettings
+from toolhost.identity import label
+
+_TOLD = frozenset({Phase.LOST, Phase.CLOSED})
+
+
+sessions_log = logging.getLogger("toolhost.sessions")
+
+
+class LogObserver:
+    """What sessions do, as log lines (see `sandboxes.observer.Observer`). Calls are logged where they are answered."""
+
+    def session_changed(self, key: SessionKey, changed: Changed) -> None:
+        level = logging.INFO if changed.target in _TOLD else logging.DEBUG
+        if sessions_log.isEnabledFor(level):
+            fields = {
+                "session": label(key),
+                "from": changed.source.value,
+                "to": changed.target.value,
+                "reason": changed.reason or None,
+            }
+            sessions_log.log(level, "session", extra={"fields": fields})
+
+    def sandbox_started(self, key: SessionKey, source: str, duration_s: float) -> None:
+        if sessions_log.isEnabledFor(logging.INFO):
+            fields = {"session": label(key), "source": source, "ms": round(duration_s * 1000, 1)}
+            sessions_log.info("sandbox started", extra={"fields": fields})
+
+    def queued(self, key: SessionKey, what: str, duration_s: float) -> None:
+        if sessions_log.isEnabledFor(logging.DEBUG):
+            fields = {"session": label(key), "for": what, "ms": round(duration_s * 1000, 1)}
+            sessions_log.debug("queued", extra={"fields": fields})
+
+    def execution_ended(self, key: SessionKey, receipt: Receipt) -> None:
+        if sessions_log.isEnabledFor(logging.DEBUG):
+            fields = {"session": label(key), "attempt": receipt.attempt_id, "epoch": receipt.epoch}
+            sessions_log.debug("execution ended", extra={"fields": {**fields, "ending": receipt.ending.value}})
+
+    def engine_call(self, operation: str, duration_s: float, error: str) -> None:
+        if error:
+            fields = {"operation": operation, "ms": round(duration_s * 1000, 1), "error": error}
+            sessions_log.warning("engine call failed", extra={"fields": fields})
+
+    def failed(self, where: str, error: BaseException) -> None:
+        fields = {"where": where, "error": type(error).__name__}
+        sessions_log.warning("%s", error, extra={"fields": fields})
 
 
 class JsonFormatter(logging.Formatter):

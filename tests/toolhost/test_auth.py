@@ -87,6 +87,14 @@ def test_what_is_no_right_token_is_401(minted: tuple[str, Path], value: bytes) -
     assert status_of(checked, []) == 401
 
 
+def test_a_token_without_the_scope_is_403(tmp_path: Path) -> None:
+    token, line = mint("watcher", [Scope.ADMIN])
+    (tmp_path / "tokens").write_text(line)
+    checked = authenticator(tmp_path / "tokens")
+    assert status_of(checked, bearer(token)) == 403
+    assert checked.authenticate(bearer(token), "", Scope.ADMIN).name == "watcher"
+
+
 def test_two_authorization_headers_are_401_even_when_one_is_right(minted: tuple[str, Path]) -> None:
     token, file = minted
     assert status_of(authenticator(file), bearer(token) + WRONG) == 401

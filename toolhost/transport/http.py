@@ -43,20 +43,19 @@ class _McpSession:
 
 
 class HttpTransport:
-    """Every Streamable HTTP endpoint of the host. `servers`: by namespace; None is bare `/mcp`."""
+    """Every Streamable HTTP endpoint of the host: `everything` on bare `/mcp`, `servers` by namespace."""
 
     def __init__(
-        self, servers: Mapping[str | None, Server[None]], *, settings: Settings, auth: Authenticator, attach: Attach
+        self,
+        everything: Server[None],
+        servers: Mapping[str, Server[None]],
+        *,
+        settings: Settings,
+        auth: Authenticator,
+        attach: Attach,
     ) -> None:
-        self._managers = {
-            name: StreamableHTTPSessionManager(
-                server,
-                max_request_body_size=settings.server.max_body_bytes,
-                session_idle_timeout=settings.lifecycle.idle_s,
-                max_sessions=REMEMBERED,
-            )
-            for name, server in servers.items()
-        }
+        self._managers: dict[str | None, StreamableHTTPSessionManager] = {None: _manager(everything, settings)}
+        self._managers.update({name: _manager(server, settings) for name, server in servers.items()})
         self._settings = settings
         self._auth = auth
         self._attach = attach
@@ -162,6 +161,15 @@ class HttpTransport:
         known = self._sessions.pop(session_id, None)
         if known is not None and known.attachment is not None:
             await known.attachment.gone()
+
+
+def _manager(server: Server[None], settings: Settings) -> StreamableHTTPSessionManager:
+    return StreamableHTTPSessionManager(
+        server,
+        max_request_body_size=settings.server.max_body_bytes,
+        session_idle_timeout=settings.lifecycle.idle_s,
+        max_sessions=REMEMBERED,
+    )
 
 
 class _Watch:
