@@ -64,6 +64,10 @@ class ChannelLost(SandboxError):
     """The byte stream to an agent ended or stalled. What ran may still run: its attempt can be collected."""
 
 
+class ChannelStalled(ChannelLost):
+    """The stream is open and an answer did not come within its bound."""
+
+
 # --- raised by sessions --------------------------------------------------------------------------------------------
 
 

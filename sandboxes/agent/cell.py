@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
+    from typing import Any
 
 globals()["__builtins__"] = BUILTINS
 
@@ -55,11 +56,11 @@ class Cell:
         self.statements: CodeType | None = self._code(body, "exec") if body.body else None
         self.expression: CodeType | None = self._code(shown, "eval") if shown is not None else None
 
-    def _compile(self, source: object, mode: str, flags: int = 0) -> object:
-        return compile(source, self.name, mode, flags | _TOP_LEVEL_AWAIT | self.futures, dont_inherit=True)  # type: ignore[arg-type]
+    def _compile(self, source: Any, mode: str, flags: int = 0) -> Any:
+        return compile(source, self.name, mode, flags | _TOP_LEVEL_AWAIT | self.futures, dont_inherit=True)
 
-    def _code(self, tree: object, mode: str) -> CodeType:
-        code: CodeType = self._compile(tree, mode)  # type: ignore[assignment]
+    def _code(self, tree: Any, mode: str) -> CodeType:
+        code: CodeType = self._compile(tree, mode)
         self.futures |= code.co_flags & _FUTURE_ANNOTATIONS
         return code
 
@@ -134,13 +135,18 @@ def walk(tree: object) -> Iterator[_ast.AST]:
             todo.extend([getattr(node, field, None) for field in node._fields])
 
 
-def looks_like_magic(source: str) -> bool:
-    """Whether a cell that is not Python has a line that only IPython knows: `%magic`, `!command`, `object?`."""
-    for line in source.splitlines():
-        text = line.strip()
-        if text[:1] in ("%", "!", "?") or text.endswith("?"):
-            return bool(text)
-        after = text.partition("=")[2].lstrip()
-        if after[:1] in ("%", "!"):
-            return True
-    return False
+def looks_like_magic(source: str, line: int | None) -> bool:
+    """Whether it is for IPython's syntax that a cell is not Python: `%magic`, `!command` or `object?`.
+
+    `line` (from 1) is where the parser stopped; what other lines look like does not count, they may be in a string.
+    """
+    if source.lstrip().startswith("%%"):
+        return True
+    lines = source.split("\n")
+    text = lines[line - 1].strip() if line is not None and 0 < line <= len(lines) else ""
+    return text.startswith(("%", "!", "?")) or text.endswith("?") or _assigns_magic(text)
+
+
+def _assigns_magic(text: str) -> bool:
+    """`names = !command` and `names = %magic`."""
+    return text.partition("=")[2].lstrip().startswith(("%", "!"))

@@ -7,13 +7,15 @@ Above it: `interpreter`, which reads cells from it and answers each. Below it: o
 from __future__ import annotations
 
 import fcntl
-import os
 
 from .pristine import BUILTINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from typing import Any
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 
@@ -105,7 +107,7 @@ def _decoder() -> Any:
         import json
 
         return json.loads
-    scan = make_scanner(_Context())
+    scan = make_scanner(_Context())  # type: ignore[arg-type]
     return lambda text: scan(text, 0)[0]
 
 

@@ -57,7 +57,7 @@ class EventLoop:
         return self._loop
 
     def _cancel(self) -> bool:
-        """Cancels the waiting cell. False while code of a task is running (it gets KeyboardInterrupt), or cancelled before."""
+        """Cancels the waiting cell. False while a task runs, or if cancelled before: KeyboardInterrupt then."""
         asyncio = pristine.load("asyncio")
         if self._loop is None or self._task is None or self._cancelled or asyncio.current_task(self._loop) is not None:
             return False

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from .pristine import BUILTINS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 
@@ -28,14 +32,16 @@ class Images:
     def save(self, data: bytes, mime: str) -> str | None:
         """Writes one image and returns its path; None (and a later note) where that is not possible."""
         if len(self.saved) >= _MOST:
-            return self.skip(f"a cell shows at most {_MOST}")
+            self.skip(f"a cell shows at most {_MOST}")
+            return None
         name = f"figure-{self._number}-{len(self.saved) + 1}.{ENDINGS[mime]}"
         path = f"{self._directory}/{name}"
         try:
-            os.makedirs(self._directory, exist_ok=True)  # noqa: PTH103 - pathlib doubles the start time
+            os.makedirs(self._directory, exist_ok=True)
             _write(path, data)
         except OSError as error:
-            return self.skip(error.strerror or type(error).__name__)
+            self.skip(error.strerror or type(error).__name__)
+            return None
         self.saved.append({"path": path, "mime": mime})
         return path
 
@@ -55,14 +61,14 @@ class Images:
 def _write(path: str, data: bytes) -> None:
     """A whole file or none. A link planted at `path` is replaced, not followed."""
     if os.path.lexists(path):
-        os.unlink(path)  # noqa: PTH108
+        os.unlink(path)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
     except OSError:
-        os.unlink(path)  # noqa: PTH108
+        os.unlink(path)
         raise
     finally:
         os.close(fd)

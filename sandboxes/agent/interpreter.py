@@ -8,7 +8,6 @@ about its own cell's text. Frames in: {"t": "cell", "n", "code", "cap", "outputs
 from __future__ import annotations
 
 import builtins
-import os
 import select
 import sys
 
@@ -19,19 +18,22 @@ from .eventloop import EventLoop
 from .images import Images
 from .interrupts import Interrupts
 from .pristine import BUILTINS
+from .rich import better_text, bundle_text, save_data, save_images
 from .sources import AfterImport, Sources, load_linecache
 from .streams import Streams
-from .rich import better_text, bundle_text, save_data, save_images
 from .text import clean, cut, show
 from .traceback_view import hidden_folders, render
 from .world import World
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from types import ModuleType
     from typing import Any
 
     from .ipython import Shell
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 
@@ -84,8 +86,7 @@ class Interpreter:
         while True:
             request = self._next()
             if request.get("t") == "cell":
-                answer = self.run(request)
-                self._channel.send(answer)
+                self._channel.send(self.run(request))
 
     def _next(self) -> dict[str, Any]:
         while not self._channel.has_line():
@@ -138,7 +139,10 @@ class Interpreter:
         cell = self._read(run.code, name)
         self._futures = cell.futures
         if cell.needs_loop:
-            value = self._loop.run(_in_loop(cell, self._world.namespace))
+            try:
+                value = self._loop.run(_in_loop(cell, self._world.namespace))
+            finally:
+                self._world.stop_tracing()
         else:
             value = self._in_thread(cell)
         if self._shell is not None and self._shell.failure is not None:
@@ -151,8 +155,8 @@ class Interpreter:
         """The cell, through IPython where it is needed. Raises SyntaxError, IPythonMissing."""
         try:
             cell = Cell(code, name, self._futures)
-        except SyntaxError:
-            if not looks_like_magic(code):
+        except SyntaxError as error:
+            if not looks_like_magic(code, error.lineno):
                 raise
         else:
             if self._shell is None and self._wants_ipython(cell):
@@ -196,15 +200,11 @@ class Interpreter:
         pyplot.show = show  # type: ignore[attr-defined]
 
     def _in_thread(self, cell: Cell) -> object:
-        namespace = self._world.namespace
-        self._world.resume_tracing()
-        try:
-            with self._interrupts:
-                if cell.statements is not None:
-                    exec(cell.statements, namespace)
-                return eval(cell.expression, namespace) if cell.expression is not None else None
-        finally:
-            self._world.suspend_tracing()
+        if cell.statements is not None:
+            self._world.call(cell.statements, self._interrupts)
+        if cell.expression is None or os.getpid() != self._pid:
+            return None
+        return self._world.call(cell.expression, self._interrupts)
 
     def _show(self, run: _Run, value: object) -> None:
         vars(builtins)["_"] = value
@@ -223,28 +223,29 @@ class Interpreter:
 
     def _end(self, run: _Run, error: BaseException) -> None:
         """Turns an exception that left the cell into the cell's result."""
-        if isinstance(error, SystemExit):
+        kind = type(error)  # not isinstance(): that asks the object, which may raise in turn
+        if issubclass(kind, SystemExit):
             run.outcome = "exited"
-            run.exit_status = error.code
+            run.exit_status = getattr(error, "code", None)
             return
-        run.outcome = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
-        if isinstance(error, IPythonMissing):
+        run.outcome = "interrupted" if issubclass(kind, KeyboardInterrupt) else "raised"
+        if kind is IPythonMissing:
             run.error = str(error)
             return
         if os.getpid() != self._pid:
             return
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         try:
             with self._interrupts:
                 run.error = render(error, self._sources, run.cap)
-        except KeyboardInterrupt:
-            run.error = f"{type(error).__name__} (its text could not be made before the interrupt)"
+                sys.last_type, sys.last_value, sys.last_traceback = kind, error, error.__traceback__
+        except BaseException as trouble:  # noqa: BLE001 - an interrupt, or an attribute of the exception that raises
+            run.error = run.error or f"(no traceback: {type(trouble).__name__})\n{kind.__name__}"
 
     def _quit_child(self, run: _Run) -> None:
         """A child that user code forked and that fell out of the cell ends here, quietly."""
         status = run.exit_status
         if not isinstance(status, int):
-            status = 0 if run.outcome == "ok" or status is None and run.outcome == "exited" else 1
+            status = 0 if run.outcome == "ok" or (status is None and run.outcome == "exited") else 1
         self._streams.flush()
         os._exit(status & 0xFF)
 
@@ -275,7 +276,7 @@ async def _in_loop(cell: Cell, namespace: dict[str, Any]) -> object:
         if code is not None:
             value = eval(code, namespace)
             if is_coroutine(code):
-                value = await value  # type: ignore[misc]
+                value = await value
     return value if cell.expression is not None else None
 
 

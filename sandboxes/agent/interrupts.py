@@ -6,7 +6,7 @@ A cell that waits in the event loop is cancelled; anything else gets KeyboardInt
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found, unused-ignore]  # `signal` costs 3 ms: it builds enums
 
 from .pristine import BUILTINS
 
@@ -24,7 +24,8 @@ class Interrupts:
     """The one handler of SIGINT, put back before every cell."""
 
     def __init__(self) -> None:
-        self._armed = False
+        self.armed = False
+        """Set directly only where a call would be seen by a trace function of the user's."""
         self.cancel: Callable[[], bool] | None = None
         """Set while a cell runs in the event loop: cancels it and says whether that was possible."""
         self.idle: Callable[[], bool] | None = None
@@ -37,14 +38,14 @@ class Interrupts:
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [SIGINT])
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._armed:
+        if self.armed:
             if self.cancel is None or not self.cancel():
                 raise KeyboardInterrupt
         elif self.idle is not None and self.idle():
             raise KeyboardInterrupt
 
     def __enter__(self) -> None:
-        self._armed = True
+        self.armed = True
 
     def __exit__(self, *details: object) -> None:
-        self._armed = False
+        self.armed = False

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-from IPython.core.displaypub import DisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
+from IPython.core.displaypub import DisplayPublisher  # type: ignore[import-not-found, unused-ignore]
+from IPython.core.interactiveshell import InteractiveShell  # type: ignore[import-not-found, unused-ignore]
+from traitlets.config import Config  # type: ignore[import-not-found, unused-ignore]
 
 from . import pip
 from .pristine import BUILTINS
@@ -27,7 +27,7 @@ FOLDER = os.path.dirname(os.path.dirname(sys.modules["IPython.core.displaypub"].
 """Where IPython lives: its frames are no more the model's own than the engine's are."""
 
 # Names that it puts into the namespace and that would shadow the real ones, or never be filled.
-_UNWANTED = ("exit", "quit", "open", "In", "Out")
+_UNWANTED = ("exit", "quit", "open", "In", "Out", "_", "__", "___")
 
 
 class _Publisher(DisplayPublisher):  # type: ignore[misc, unused-ignore]

@@ -8,7 +8,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BOOT = "import sys;sys.path.insert(0,sys.argv[1]);from {0}.interpreter import main;sys.path.pop(0);main(int(sys.argv[2]),*sys.argv[3:5],sys.argv[5:])"
+_BOOT = """import sys
+sys.path.insert(0, sys.argv[1])
+from {0}.interpreter import main
+sys.path.pop(0)
+main(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
+"""
 
 
 def command(python: str, channel: int, home: str, site: str, modules: Sequence[str] = ()) -> list[str]:

@@ -18,9 +18,11 @@ BUILTINS = dict(vars(builtins))
 globals()["__builtins__"] = BUILTINS
 
 MODULES = dict(sys.modules)
+OS = type(sys)("os")
+vars(OS).update(vars(sys.modules["os"]))
 PATH = list(sys.path)
 FINDERS = list(sys.meta_path)
-_STDLIB = __import__("os").path.dirname(__import__("os").__file__)
+_STDLIB: str = OS.path.dirname(OS.__file__)
 _loaded: dict[str, ModuleType] = {}
 
 

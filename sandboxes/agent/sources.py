@@ -66,9 +66,10 @@ class AfterImport:
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         if name not in self._actions:
             return None
-        for finder in list(sys.meta_path):
+        finders: list[object] = list(sys.meta_path)
+        for finder in finders:
             find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
+            if find is None or isinstance(finder, AfterImport):
                 continue
             spec = find(name, path, target)
             if spec is not None:

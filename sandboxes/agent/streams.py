@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import io
-import os
 import sys
 
 from .channel import raise_fd
@@ -17,7 +16,10 @@ from .pristine import BUILTINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from typing import Any
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 
@@ -45,10 +47,10 @@ class Stream(io.TextIOWrapper):
 
     def __init__(self, fd: int) -> None:
         raw = _Pipe(fd, "w", closefd=False)
-        io.TextIOWrapper.__init__(  # type: ignore[misc]
+        io.TextIOWrapper.__init__(
             self, raw, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True
         )
-        self.mode = "w"
+        vars(self)["mode"] = "w"
         self._held: dict[int, str] = {}
 
     def write(self, text: str) -> int:
@@ -133,7 +135,8 @@ class Streams:
                 changed = True
         stdin = getattr(self, "stdin", None)
         if not _usable(stdin):
-            self.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 # type: ignore[misc]
+            self.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, "__stdin__", self.stdin)  # noqa: B010 - typed as final
         sys.stdin = self.stdin
         return changed
 

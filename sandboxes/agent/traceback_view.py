@@ -34,7 +34,7 @@ def render(error: BaseException, sources: Sources, cap: int) -> str:
             _own_lines(part, sources)
         return cut("".join(view.format()).rstrip("\n"), cap)
     except Exception as trouble:  # noqa: BLE001 - user code can damage what this uses, and the cell must be answered
-        return cut(f"{type(error).__name__}: {_text(error)}\n(no traceback: {type(trouble).__name__})", cap)
+        return cut(f"(no traceback: {type(trouble).__name__})\n{type(error).__name__}: {_text(error)}", cap)
 
 
 def _text(error: BaseException) -> str:
@@ -61,12 +61,23 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _shorten(trace: TracebackType | None) -> TracebackType | None:
     """Without the engine's frames at the outer end, and without the middle of a very deep one."""
-    while trace is not None and is_hidden(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
+    trace = _from_the_cell(trace)
     entries = list(_entries(trace))
     if len(entries) > 2 * _FRAMES and not _repeats(entries):
         entries[_FRAMES - 1].tb_next = entries[-_FRAMES]
     return trace
+
+
+def _from_the_cell(trace: TracebackType | None) -> TracebackType | None:
+    """Without what comes before the cell: the engine's frames, and the event loop's between them."""
+    start = trace
+    for entry in _entries(trace):
+        name = entry.tb_frame.f_code.co_filename
+        if name.startswith("<cell "):
+            break
+        if is_hidden(name):
+            start = entry.tb_next
+    return start
 
 
 def _repeats(entries: list[TracebackType]) -> bool:
@@ -85,7 +96,7 @@ def is_hidden(filename: str) -> bool:
 
 
 def _parts(view: Any) -> list[Any]:
-    parts = []
+    parts: list[Any] = []
     todo = [view]
     while todo:
         part = todo.pop()

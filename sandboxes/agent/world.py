@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import builtins
-import os
 import sys
+from sys import getprofile, getrecursionlimit, gettrace, setprofile, setrecursionlimit, settrace
 
 from . import pristine
 from .pristine import BUILTINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
+    import os
+    from types import CodeType, ModuleType
+    from typing import Any
 
+    from .interrupts import Interrupts
     from .streams import Streams
+else:
+    from .pristine import OS as os
 
 globals()["__builtins__"] = BUILTINS
 
@@ -29,13 +34,12 @@ class World:
         self._home = home
         self._modules = sys.modules
         self.path = list(sys.path)
-        self._hook: object = None
-        self._recursion_limit = sys.getrecursionlimit()
+        self._recursion_limit = getrecursionlimit()
         self.main: ModuleType = type(sys)("__main__")
         self.namespace = vars(self.main)
         self.namespace.update(__builtins__=builtins, __doc__=None)
-        self._trace: object = None
-        self._profile: object = None
+        self._trace: Any = None
+        self._profile: Any = None
 
     def prepare(self) -> str | None:
         """Before a cell. Returns a sentence for the model when something it relies on had to change."""
@@ -59,19 +63,29 @@ class World:
             return f"The working directory had been removed; it is {place} now."
         return "The working directory had been removed."
 
-    def suspend_tracing(self) -> None:
-        """Takes user code's trace and profile functions off the engine's own code."""
-        self._trace, self._profile = sys.gettrace(), sys.getprofile()
-        if self._trace is not None:
-            sys.settrace(None)
-        if self._profile is not None:
-            sys.setprofile(None)
+    def call(self, code: CodeType, interrupts: Interrupts) -> object:
+        """Runs compiled code in the namespace: interruptible, and alone under user code's trace and profile functions.
 
-    def resume_tracing(self) -> None:
-        if self._trace is not None:
-            sys.settrace(self._trace)  # type: ignore[arg-type]
-        if self._profile is not None:
-            sys.setprofile(self._profile)  # type: ignore[arg-type]
+        Raises what the code raises. Between the two settings of the trace function only C functions are called: the
+        user's would run for, and could raise in, any other.
+        """
+        try:
+            interrupts.armed = True
+            settrace(self._trace)
+            setprofile(self._profile)
+            return eval(code, self.namespace)
+        finally:
+            self._profile = getprofile()
+            setprofile(None)
+            self._trace = gettrace()
+            settrace(None)
+            interrupts.armed = False
+
+    def stop_tracing(self) -> None:
+        """Takes trace and profile functions off the engine's code, that a cell in the event loop left there."""
+        if gettrace() is not None or getprofile() is not None:
+            settrace(None)
+            setprofile(None)
 
     def repair(self) -> str | None:
         """After a cell. Returns a sentence that names what was put back."""
@@ -85,8 +99,8 @@ class World:
         if type(sys.path) is not list:
             sys.path = list(self.path)
             repaired.append("sys.path")
-        if sys.getrecursionlimit() < _LOWEST_RECURSION_LIMIT:
-            sys.setrecursionlimit(self._recursion_limit)
+        if getrecursionlimit() < _LOWEST_RECURSION_LIMIT:
+            setrecursionlimit(self._recursion_limit)
             repaired.append("recursion limit")
         return f"Put back after this cell: {', '.join(repaired)}." if repaired else None
 
@@ -96,7 +110,8 @@ class World:
         broken = [
             name
             for name, value in BUILTINS.items()
-            if current.get(name) is not value and (name not in current or (callable(value) and not callable(current[name])))
+            if current.get(name) is not value
+            and (name not in current or (callable(value) and not callable(current[name])))
         ]
         for name in broken:
             current[name] = BUILTINS[name]

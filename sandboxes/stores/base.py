@@ -63,6 +63,14 @@ class SessionFilter:
     include_closed: bool = False
     limit: int = field(default=1000)
 
+    def matches(self, record: SessionRecord) -> bool:
+        """Whether a record is one of these, `limit` aside."""
+        return (
+            (self.include_closed or record.closed_at is None)
+            and (self.principal is None or record.key.principal == self.principal)
+            and (self.phases is None or record.phase in self.phases)
+        )
+
 
 class Store(abc.ABC):
     """Where sessions survive their host."""
@@ -83,7 +91,8 @@ class Store(abc.ABC):
     async def put(self, record: SessionRecord, *, expected_version: int | None) -> SessionRecord:
         """Writes if the stored version is `expected_version` (None: there must be no open record of this key).
 
-        Returns the record with its new version. Raises StoreConflict.
+        Returns the record with its new version. A record with `closed_at` closes it: its resources are removed.
+        Raises StoreConflict.
         """
 
     @abc.abstractmethod
@@ -95,12 +104,15 @@ class Store(abc.ABC):
         """Records an attempt before it runs. When its id is known in this session, returns the known one instead."""
 
     @abc.abstractmethod
-    async def settle(self, key: SessionKey, attempt_id: str, outcome: Outcome) -> None:
-        """Commits an attempt's one outcome. The first one stays; the same again changes nothing."""
+    async def settle(self, attempt: AttemptRecord) -> None:
+        """Commits an attempt's one outcome (`attempt.outcome`), and registers the attempt where it is not yet.
+
+        The first outcome stays; the same again changes nothing. Raises ValueError without an outcome.
+        """
 
     @abc.abstractmethod
     async def attempt(self, key: SessionKey, attempt_id: str) -> AttemptRecord | None:
-        """One attempt of the newest incarnation of this key."""
+        """One attempt of this key, of whichever incarnation: an id stays taken when its session has closed."""
 
     @abc.abstractmethod
     async def attempts(self, key: SessionKey, *, limit: int = 100, unsettled: bool = False) -> Sequence[AttemptRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -67,10 +68,8 @@ class InterpreterProcess:
         return self
 
     def __exit__(self, *details: object) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait(PATIENCE)
         self._mine.close()
         os.close(self._pipe)
@@ -91,7 +90,7 @@ class InterpreterProcess:
         return dict(json.loads(line))
 
     def _pump(self, deadline: float, *also: socket.socket) -> None:
-        sources = [self._pipe, *also] if not self._ended else list(also)
+        sources: list[Any] = [self._pipe, *also] if not self._ended else list(also)
         ready, _, _ = select.select(sources, [], [], max(deadline - time.monotonic(), 0))
         if not ready:
             raise TimeoutError(f"no answer; output so far: {self._text[-2000:]!r}")

@@ -185,7 +185,9 @@ def test_syntax_error_shows_the_line_and_a_caret(python: InterpreterProcess, cod
     check_next_call_works(python)
 
 
-@pytest.mark.parametrize("code", ["x = 1\0", "(" * 5000, "-" * 100_000 + "1", "if 1:\nx", "\tx\n  x", "'" + "a" * 30_000, "'\ud800'"])
+@pytest.mark.parametrize(
+    "code", ["x = 1\0", "(" * 5000, "-" * 100_000 + "1", "if 1:\nx", "\tx\n  x", "'" + "a" * 30_000, "'\ud800'"]
+)
 def test_code_that_cannot_be_compiled_raises_and_loses_nothing(python: InterpreterProcess, code: str) -> None:
     answer = python.run(code)
     assert answer["outcome"] == "raised"
@@ -309,14 +311,19 @@ def test_channel_that_closes_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_subprocess_does_not_inherit_the_channel(python: InterpreterProcess) -> None:
-    code = "import subprocess\nprint(subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True).stdout)"
+    code = (
+        "import subprocess\nprint(subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True).stdout)"
+    )
     output = python.run(code)["output"]
     assert "socket" not in output
     assert "->" in output
 
 
 def test_descriptors_from_three_upwards_can_be_closed(python: InterpreterProcess) -> None:
-    assert python.run(f"import os\nos.closerange(3, 256)\nos.open('/dev/null', 0) < {os.sysconf('SC_OPEN_MAX')}")[
-        "outcome"
-    ] == "ok"
+    assert (
+        python.run(f"import os\nos.closerange(3, 256)\nos.open('/dev/null', 0) < {os.sysconf('SC_OPEN_MAX')}")[
+            "outcome"
+        ]
+        == "ok"
+    )
     check_next_call_works(python)
