@@ -4,8 +4,9 @@ keeps sockets to itself (gVisor), a host that is not root.
 Above: `docker`. Below: asyncio, and the engine's framing of a container's output (API reference, "Attach to a
 container", stream format): type (1 byte: 1 stdout, 2 stderr), 3 bytes of zero, length (4 bytes, big-endian), payload.
 
-What the agent writes while nobody is attached is lost by the engine, and a new attachment may begin inside a frame of
-ours: the agent ends half a frame with an empty line when a new host says hello, and results are asked for again.
+What the agent writes while nobody is attached is lost by the engine, and a new attachment may begin with the rest of a
+frame, or with frames that were meant for the host before. The agent ends half a frame with an empty line when a new
+host says hello; everything before its own hello is dropped here, and results are asked for again.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import asyncio
 import contextlib
 import socket
 
+from sandboxes.agent import wire
 from sandboxes.agent.wire import MAX_FRAME_TO_HOST
 from sandboxes.backends.base import Channel
 
 STDOUT = 1
 HEADER_BYTES = 8
 PIECE_BYTES = 64 << 10
+REFUSALS = ("refused", "bad_version", "bad_frame")
 
 
 class AttachChannel(Channel):
@@ -63,6 +66,7 @@ async def attached(stream: socket.socket, nonce: str) -> AttachChannel:
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     """Until either end is gone. What is not stdout (a line that the agent says to people) is dropped."""
+    greeting = Greeting()
     with contextlib.suppress(asyncio.IncompleteReadError, OSError):
         while True:
             header = await source.readexactly(HEADER_BYTES)
@@ -72,6 +76,35 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
                 if not piece:
                     return
                 left -= len(piece)
-                if header[0] == STDOUT:
-                    sink.write(piece)
+                if header[0] == STDOUT and (wanted := greeting.feed(piece)):
+                    sink.write(wanted)
                     await sink.drain()
+
+
+class Greeting:
+    """Drops bytes until the agent's answer to this host's hello."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._seen = False
+
+    def feed(self, piece: bytes) -> bytes:
+        """What of it is for this host."""
+        if self._seen:
+            return piece
+        self._rest += piece
+        while (end := self._rest.find(b"\n")) >= 0:
+            if _answers(bytes(self._rest[:end])):
+                self._seen = True
+                return bytes(self._rest)
+            del self._rest[: end + 1]
+        del self._rest[:-MAX_FRAME_TO_HOST]
+        return b""
+
+
+def _answers(line: bytes) -> bool:
+    try:
+        frame = wire.decode(line, wire.REPLIES)
+    except wire.FrameError:
+        return False
+    return frame["t"] == "hello" or (frame["t"] == "error" and frame.get("code") in REFUSALS)

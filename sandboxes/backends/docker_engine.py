@@ -79,8 +79,8 @@ class Engine:
         wanted = {"stdin": 1, "stdout": int(output), "stderr": int(output), "stream": 1, "logs": 0}
         wrapped: Any = self.client(timeout_s).attach_socket(container, params=wanted)
         raw: socket.socket = getattr(wrapped, "_sock", wrapped)
-        ours = raw.dup()  # what the SDK returned belongs to its response and closes with it
-        wrapped.close()
+        # Taken from under the SDK, whose connection is of no further use: it would close it, or forget to.
+        ours = socket.socket(fileno=raw.detach())
         ours.settimeout(timeout_s)
         return ours
 

@@ -161,7 +161,7 @@ class Sandboxes:
             self.destroy(handle_of(known["Id"], known["Labels"]), keep_workspace=True)
         existing = self._workspaces.uid(workspace)
         uid = existing if existing is not None and existing in self._uids else self._uid(workspace)
-        identity = Identity(key, secrets.token_hex(16), workspace, time.time(), uid)
+        identity = Identity(key, secrets.token_hex(16), workspace, round(time.time(), 3), uid)
         try:
             self._make_workspace(workspace, existing, uid)
             handle = self._start(identity, spec, self._make_place(identity), abandoned)
