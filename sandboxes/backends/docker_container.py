@@ -31,6 +31,10 @@ LABEL = "org.toolhost."
 CAPABILITIES = ("KILL", "SETGID", "SETUID")
 # The control group counts the agent and its workers too; the limit is about user code.
 SPARE_PROCESSES = 8
+# A runtime with a kernel of its own runs it as processes and threads of the machine, several for each inside, and dies
+# when it gets none: there the kernel inside holds the limit (RLIMIT_NPROC), and the control group only a loose one.
+SENTRY_PROCESSES = 512
+SENTRY_FACTOR = 4
 # tmpfs pages count as the container's memory and cannot be reclaimed: a full one must leave PID 1 this much.
 SPARE_BYTES = 64 << 20
 SMALLEST_BYTES = SPARE_BYTES + (16 << 20)
@@ -115,6 +119,7 @@ def configuration(
     *,
     search_path: str,
     attached: bool,
+    own_kernel: bool,
     times: tuple[float, float, float | None],
 ) -> bytes:
     """What boot reads: the agent's configuration (see the end of `agent.wire`) with its length before it."""
@@ -135,12 +140,12 @@ def configuration(
             "environment": {"PATH": search_path, **VARIABLES, **spec.environment},
             "preimports": list(spec.preimports),
             "limits": {
-                # The container's control group holds memory and processes; RLIMIT_NPROC would count the processes of
-                # every container that happens to have this uid.
+                # The container's control group holds memory and processes; on a shared kernel RLIMIT_NPROC would
+                # count the processes of every container that happens to have this uid.
                 "memory_bytes": limits.memory_bytes,
                 "memory_rlimit": False,
                 "disk_bytes": limits.disk_bytes,
-                "processes": None,
+                "processes": limits.processes if own_kernel else None,
                 "open_files": limits.open_files,
             },
             "timeout_s": timeout_s,
@@ -161,6 +166,7 @@ def creation(
     owner: Owner,
     *,
     runtime: str | None,
+    own_kernel: bool,
     network: str,
 ) -> dict[str, Any]:
     """The body of the engine's "create a container". The default seccomp profile applies because none is named."""
@@ -200,7 +206,7 @@ def creation(
             "MemorySwap": spec.limits.memory_bytes,  # memory and swap together: so no swap
             "MemorySwappiness": None,
             "NanoCpus": int(spec.limits.cpus * 1e9),
-            "PidsLimit": spec.limits.processes + SPARE_PROCESSES,
+            "PidsLimit": _host_processes(spec.limits, own_kernel),
             "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
             "IpcMode": "private",
             "CgroupnsMode": "private",
@@ -213,3 +219,9 @@ def creation(
             **({"Runtime": runtime} if runtime else {}),
         },
     }
+
+
+def _host_processes(limits: Limits, own_kernel: bool) -> int:
+    if own_kernel:
+        return limits.processes * SENTRY_FACTOR + SENTRY_PROCESSES
+    return limits.processes + SPARE_PROCESSES

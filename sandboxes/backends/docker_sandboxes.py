@@ -188,10 +188,17 @@ class Sandboxes:
             place,
             self._owner,
             runtime=self._settings.runtime,
+            own_kernel=self._settings.own_kernel,
             network=spec.egress,
         )
         given = configuration(
-            self._owner, identity, spec, search_path=self._search_path, attached=attach, times=self._settings.times
+            self._owner,
+            identity,
+            spec,
+            search_path=self._search_path,
+            attached=attach,
+            own_kernel=self._settings.own_kernel,
+            times=self._settings.times,
         )
         name = container_name(self._owner, identity.key)
         container = str(api.create_container_from_config(body, name)["Id"])

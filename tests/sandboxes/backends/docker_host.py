@@ -51,7 +51,8 @@ class DockerHost:
         api = engine()
         try:
             found = [
-                api.containers(all=True, filters={"label": owner_filter(owner)}) for owner in (self.owner, self.stranger)
+                api.containers(all=True, filters={"label": owner_filter(owner)})
+                for owner in (self.owner, self.stranger)
             ]
         finally:
             api.close()
