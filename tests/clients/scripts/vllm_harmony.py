@@ -1,4 +1,4 @@
-"""Drives vLLM's own MCPToolServer and HarmonyContext against a tool host, without an engine. Runs in vLLM's environment.
+"""Drives vLLM's own MCPToolServer and HarmonyContext against a tool host, without an engine. Runs in its environment.
 
 usage: vllm_harmony.py TOOL_SERVER SCRIPT   (TOOL_SERVER is what `vllm serve --tool-server` takes; SCRIPT is a JSON list
 of responses: {"calls": [[recipient, text], ...], "headers": {...}, "namespaces": [...]}, the last two optional)
