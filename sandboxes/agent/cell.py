@@ -24,6 +24,7 @@ _TOP_LEVEL_AWAIT = 0x2000
 _COROUTINE = 0x80
 _FUTURE_ANNOTATIONS = 0x1000000
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_DEFINING_FIELDS = ("name", "asname", "arg")
 _LOOP_USERS = {"create_task", "ensure_future", "get_running_loop"}
 _LOOP_STARTERS = {"run", "run_until_complete", "run_forever"}
 
@@ -102,7 +103,7 @@ class Cell:
                 if not isinstance(node.ctx, _ast.Load):
                     return False
                 read = True
-            elif getattr(node, "name", None) == name or getattr(node, "arg", None) == name:
+            elif any(getattr(node, field, None) == name for field in _DEFINING_FIELDS):
                 return False
         return read
 

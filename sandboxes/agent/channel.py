@@ -88,7 +88,10 @@ class Channel:
             raise ChannelClosed from error
 
     def close(self) -> None:
-        os.close(self.fd)
+        """Closes the descriptor, once: its number may be another file's by a second time."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class _Context:

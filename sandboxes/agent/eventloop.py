@@ -6,6 +6,8 @@ It is not running during other cells, so that `asyncio.run()` works in them.
 
 from __future__ import annotations
 
+import select
+
 from . import pristine
 from .pristine import BUILTINS
 
@@ -80,9 +82,14 @@ class EventLoop:
         asyncio = pristine.load("asyncio")
         loop.add_reader(channel.fd, loop.stop)
         wake = loop.create_task(_ended(asyncio))
+        poll = select.poll()
+        poll.register(channel.fd, select.POLLIN)
+        # An interrupt now is meant for the cell that waits, and that only a task at work can keep waiting.
+        self._interrupts.idle = lambda: asyncio.current_task(loop) not in (None, wake) and bool(poll.poll(0))
         try:
             loop.run_forever()
         finally:
+            self._interrupts.idle = None
             wake.cancel()
             loop.remove_reader(channel.fd)
 

@@ -8,14 +8,27 @@ from __future__ import annotations
 import io
 import sys
 
+from . import pristine
 from .images import Images
 from .pristine import BUILTINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 globals()["__builtins__"] = BUILTINS
+
+
+def show_inline(pyplot: Any, images: Callable[[], Images]) -> None:
+    """Makes `plt.show()` save what is open to the running cell's `images()`."""
+
+    def show(*args: object, **details: object) -> None:
+        save_open(images())
+
+    pyplot.show = show
+    # What `figure.show()` says of the Agg backend: the figure is shown, when the cell ends.
+    pristine.load("warnings").filterwarnings("ignore", "FigureCanvasAgg is non-interactive")
 
 
 def save_open(images: Images) -> None:

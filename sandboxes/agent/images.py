@@ -37,7 +37,9 @@ class Images:
         name = f"figure-{self._number}-{len(self.saved) + 1}.{ENDINGS[mime]}"
         path = f"{self._directory}/{name}"
         try:
-            os.makedirs(self._directory, exist_ok=True)
+            if not os.path.isdir(self._directory):
+                os.makedirs(self._directory)
+                os.chmod(self._directory, 0o755)  # whatever umask the user's code set
             _write(path, data)
         except OSError as error:
             self.skip(error.strerror or type(error).__name__)
@@ -64,6 +66,7 @@ def _write(path: str, data: bytes) -> None:
         os.unlink(path)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
+        os.fchmod(fd, 0o644)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]

@@ -40,6 +40,8 @@ globals()["__builtins__"] = BUILTINS
 EXIT_CHANNEL_LOST = 70
 # How long the first cell may keep us waiting before what cells usually need is imported, in milliseconds.
 _IDLE_BEFORE_WARMING = 50
+# Characters shown of an error that no cell caused: a signal handler's or a background task's.
+_BACKGROUND_CAP = 2000
 
 
 _NO_IPYTHON = (
@@ -56,7 +58,7 @@ class IPythonMissing(Exception):
 class Interpreter:
     """One namespace and the loop that serves it."""
 
-    def __init__(self, channel: Channel, home: str, site: str) -> None:
+    def __init__(self, channel: Channel, home: str) -> None:
         self._pid = os.getpid()
         self._channel = channel
         self._streams = Streams()
@@ -64,7 +66,6 @@ class Interpreter:
         self._world = World(self._streams, home)
         self._loop = EventLoop(self._interrupts)
         self._sources = Sources()
-        self._site = site
         self._futures = 0
         self._warm = False
         self._images = Images(0, "")
@@ -86,7 +87,7 @@ class Interpreter:
         while True:
             request = self._next()
             if request.get("t") == "cell":
-                self._channel.send(self.run(request))
+                self._channel.send(self._answer(request))
 
     def _next(self) -> dict[str, Any]:
         while not self._channel.has_line():
@@ -98,7 +99,7 @@ class Interpreter:
             except BaseException as error:  # noqa: BLE001 - of a signal handler or task of the user's
                 if os.getpid() != self._pid:
                     os._exit(1)
-                print(render(error, self._sources, 2000), file=sys.__stderr__)
+                self._streams.report(render(error, self._sources, _BACKGROUND_CAP))
         return self._channel.take()
 
     def _wait(self) -> None:
@@ -108,15 +109,28 @@ class Interpreter:
         if not self._warm and not poll.poll(_IDLE_BEFORE_WARMING):
             self._warm = True
             pristine.load("traceback")
+            pristine.load("ast")  # what places the carets in tracebacks
             load_linecache(self._sources)
         if self._loop.has_tasks():
-            self._interrupts.idle = lambda: bool(poll.poll(0))
             try:
                 self._loop.run_until_readable(self._channel)
             finally:
-                self._interrupts.idle = None
                 self._streams.flush()
         poll.poll()
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The frame for one cell, whatever happens to the engine itself: an interrupt in the wrong microsecond, say."""
+        try:
+            return self.run(request)
+        except BaseException as error:  # noqa: BLE001 - every cell gets an answer
+            if os.getpid() != self._pid:
+                os._exit(1)
+            self._interrupts.armed = False
+            run = _Run(request)
+            run.outcome = "interrupted" if issubclass(type(error), KeyboardInterrupt) else "raised"
+            run.error = render(error, self._sources, run.cap)
+            run.add_note("The result of this cell could not be completed.")
+            return run.frame()
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Runs one cell and returns the frame that answers it."""
@@ -127,6 +141,8 @@ class Interpreter:
         try:
             self._execute(run)
         except BaseException as error:  # noqa: BLE001 - whatever a cell raises has one defined result
+            self._interrupts.armed = False
+            self._world.stop_tracing()
             self._end(run, error)
         if os.getpid() != self._pid:
             self._quit_child(run)
@@ -183,7 +199,7 @@ class Interpreter:
             finally:
                 sys.path = path
             hidden_folders.append(ipython.FOLDER)
-            self._shell = ipython.start(self._world.main, self._site, self._display)
+            self._shell = ipython.start(self._world.main, self._display)
         return self._shell
 
     def _display(self, bundle: dict[str, Any]) -> None:
@@ -192,12 +208,7 @@ class Interpreter:
             sys.stdout.write(bundle_text(bundle) + "\n")
 
     def _hook_pyplot(self, pyplot: ModuleType) -> None:
-        """Makes `plt.show()` save what is open."""
-
-        def show(*args: object, **details: object) -> None:
-            figures.save_open(self._images)
-
-        pyplot.show = show  # type: ignore[attr-defined]
+        figures.show_inline(pyplot, lambda: self._images)
 
     def _in_thread(self, cell: Cell) -> object:
         if cell.statements is not None:
@@ -218,7 +229,10 @@ class Interpreter:
         if self._shell is not None and getattr(type(value), "_ipython_display_", None) is not None:
             value._ipython_display_()  # type: ignore[attr-defined]
             return
-        save_images(value, run.images)
+        try:
+            save_images(value, run.images)
+        except Exception as error:  # noqa: BLE001 - its own methods failed; its text is still worth showing
+            run.images.skip(f"the object's own method raised {type(error).__name__}")
         run.value = clean(better_text(value, show(value, run.cap)))
 
     def _end(self, run: _Run, error: BaseException) -> None:
@@ -315,8 +329,15 @@ class _Run:
             "value": self.value,
             "error": self.error,
             "images": self.images.saved,
-            "note": " ".join(self._notes) or None,
+            "note": cut(" ".join(self._notes), self.cap) or None,
         }
+
+
+def _set_defaults(site: str) -> None:
+    """What programs that user code starts shall know too: there is no screen, and where packages can be installed."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    os.environ.setdefault("PIP_TARGET", site)
+    os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
 
 
 def main(fd: int, home: str, site: str, modules: list[str]) -> None:
@@ -324,11 +345,11 @@ def main(fd: int, home: str, site: str, modules: list[str]) -> None:
     channel = Channel(fd)
     os.chdir(home)
     sys.argv = [""]
-    os.environ.setdefault("MPLBACKEND", "Agg")
+    _set_defaults(site)
     sys.path[:] = ["", *[entry for entry in sys.path if entry], site]
     status = 0
     try:
-        interpreter = Interpreter(channel, home, site)
+        interpreter = Interpreter(channel, home)
         for name in modules:
             try:
                 __import__(name)

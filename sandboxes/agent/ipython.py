@@ -54,7 +54,10 @@ class Shell(InteractiveShell):  # type: ignore[misc, unused-ignore]
 
         shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"  # noqa: PTH110
         command = [shell, "-c", self.var_expand(cmd, depth=1)]
-        self.user_ns["_exit_code"] = subprocess.call(command, stdin=subprocess.DEVNULL)
+        status = self.user_ns["_exit_code"] = subprocess.call(command, stdin=subprocess.DEVNULL)
+        words = cmd.split()
+        if status and "pip" in words:
+            pip.explain_failure(words[words.index("pip") + 1] if words[-1] != "pip" else "")
 
     def showtraceback(self, *args: object, **details: object) -> None:
         self.failure = sys.exc_info()[1]
@@ -66,8 +69,8 @@ class Shell(InteractiveShell):  # type: ignore[misc, unused-ignore]
         """There is no screen."""
 
 
-def start(main: ModuleType, site: str, show: Callable[[dict[str, Any]], None]) -> Shell:
-    """A shell over the namespace of `main`. `show` takes the MIME bundles of `display()`; `%pip` installs to `site`."""
+def start(main: ModuleType, show: Callable[[dict[str, Any]], None]) -> Shell:
+    """A shell over the namespace of `main`. `show` takes the MIME bundles of `display()`."""
     import tempfile
 
     config = Config()
@@ -84,7 +87,7 @@ def start(main: ModuleType, site: str, show: Callable[[dict[str, Any]], None]) -
         if name not in before:
             vars(main).pop(name, None)
     shell.set_hook("show_in_pager", _print_page)
-    shell.register_magic_function(lambda line: pip.run(line, site), "line", "pip")
+    shell.register_magic_function(pip.run, "line", "pip")
     shell.register_magic_function(lambda line: None, "line", "matplotlib")  # figures are inline anyway
     return shell
 

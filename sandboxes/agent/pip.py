@@ -17,7 +17,7 @@ _NO_NETWORK = (
 _NO_PIP = "This sandbox's environment has no pip, so nothing can be installed. Use the packages that are there."
 
 
-def run(line: str, site: str) -> None:
+def run(line: str) -> None:
     """Runs pip with the arguments in `line`, its output going where all output goes."""
     subprocess, shlex = pristine.load("subprocess"), pristine.load("shlex")
     arguments = shlex.split(line)
@@ -25,16 +25,20 @@ def run(line: str, site: str) -> None:
         print(_NO_PIP)
         return
     offline = not _has_route()
-    options = ["--disable-pip-version-check", "--no-input"]
+    options = []
     if arguments[:1] == ["install"]:
-        # In a --target pip asks for --upgrade before it replaces anything.
-        options += ["--upgrade", "--root-user-action=ignore", "--target", site] + ["--no-index"] * offline
-    status = subprocess.call(
-        [sys.executable, "-I", "-m", "pip", *arguments[:1], *options, *arguments[1:]], stdin=subprocess.DEVNULL
-    )
-    if status and offline and arguments[:1] in (["install"], ["download"], ["index"]):
-        print(_NO_NETWORK)
+        # PIP_TARGET names the directory; pip wants --upgrade before it replaces anything there.
+        options = ["--upgrade", "--root-user-action=ignore", *["--no-index"] * offline]
+    command = [sys.executable, "-I", "-m", "pip", *arguments[:1], *options, *arguments[1:]]
+    if subprocess.call(command, stdin=subprocess.DEVNULL):
+        explain_failure(arguments[0] if arguments else "")
     pristine.load("importlib").invalidate_caches()
+
+
+def explain_failure(command: str) -> None:
+    """Says in plain words when it is for want of a network that pip's `command` failed."""
+    if command in ("install", "download", "index") and not _has_route():
+        print(_NO_NETWORK)
 
 
 def _has_route() -> bool:

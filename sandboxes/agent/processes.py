@@ -124,8 +124,8 @@ class Ender:
         return False
 
     def end_since(self, tick: int, keep_roots: Iterable[int], survivor: int) -> None:
-        """Kills what an execution started, at or after `tick`, though `survivor`, which ran it, lives on: neither
-        what descends from `keep_roots` nor what was adopted. Something that forks without end is outrun, or all goes."""
+        """Kills what an execution started, at or after `tick`, while `survivor`, which ran it, lives on: neither
+        what descends from `keep_roots` nor what was adopted. What forks too fast to be outrun takes all with it."""
         keep_roots = set(keep_roots)
         for attempt in range(_ROUNDS):
             processes = self._doomed(keep_roots)

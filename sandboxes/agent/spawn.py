@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .config import Config
 
 _NICENESS = 5  # the control channel answers first, whatever user code does with the cpu
-_FORK_TRIES = 20
+_FORK_TRIES = 10
 # Python ignores these, and an ignored signal stays ignored after exec.
 _DEFAULTS = (
     signal.SIGINT,
@@ -43,7 +43,8 @@ class SpawnError(Exception):
 
 
 class Spawner:
-    """Knows who user code is and what it may use. `relieve`: makes room when no process can be started."""
+    """Knows who user code is and what it may use. `relieve`: makes room when no program can be started;
+    a worker, which a call can do without, gives up instead."""
 
     def __init__(self, config: Config, relieve: Callable[[], None]) -> None:
         self._config = config
@@ -63,7 +64,7 @@ class Spawner:
         pid once the new program runs. Raises SpawnError."""
         failed_in, failed_out = os.pipe()
         try:
-            pid = self._fork()
+            pid = self._fork(self._relieve)
             if pid == 0:
                 self._become(command, descriptors, environment, directory, failed_out)
             os.close(failed_out)
@@ -96,15 +97,16 @@ class Spawner:
                 os._exit(status)
         return pid
 
-    def _fork(self) -> int:
+    @staticmethod
+    def _fork(relieve: Callable[[], None] | None = None) -> int:
         for attempt in range(_FORK_TRIES):
             try:
                 return os.fork()
             except OSError as error:
                 if attempt + 1 == _FORK_TRIES:
                     raise SpawnError(error.errno or 11, "no process can be started") from None
-                if attempt == 1:
-                    self._relieve()
+                if attempt == 1 and relieve is not None:
+                    relieve()
                 time.sleep(0.005)
         raise AssertionError
 

@@ -34,8 +34,9 @@ class _Pipe(io.FileIO):
         total = len(view)
         while view:
             written = io.FileIO.write(self, view)
-            if not written:
-                raise BlockingIOError("the output pipe takes no more")
+            if written is None:  # a child that shares the pipe made it non-blocking
+                os.set_blocking(self.fileno(), True)
+                continue
             if written == len(view):
                 break
             view = view[written:]
@@ -148,10 +149,18 @@ class Streams:
             except (OSError, ValueError):  # closed by the cell: nothing is kept then
                 continue
 
+    def report(self, text: str) -> None:
+        """Writes a line of the engine's own to the pipe, whatever has become of `sys.stderr`."""
+        self.flush()
+        os.write(self._spare, text.encode("utf-8", "backslashreplace") + b"\n")
+
     def forget(self) -> None:
+        """In a forked child: what is kept, and the spare, are the parent's."""
         self.stdout.forget()
         self.stderr.forget()
-        os.close(self._spare)
+        spare, self._spare = self._spare, -1
+        if spare >= 0:
+            os.close(spare)
 
     stdout: Stream
     stderr: Stream

@@ -73,7 +73,14 @@ class Supervisor:
         self._changes = Changes(config, self._loop, spawner, self._children)
         executions = Executions(config, self._loop, spawner, self._changes)
         self._python = Python(
-            config, self._loop, spawner, self._children, executions, launcher, self._end_interpreters_rest, self._end_started
+            config,
+            self._loop,
+            spawner,
+            self._children,
+            executions,
+            launcher,
+            self._end_interpreters_rest,
+            self._end_started,
         )
         self._executions = executions
         executions.performers["python"] = self._python

@@ -29,16 +29,16 @@ def show(value: object, cap: int) -> str:
     numbers takes gigabytes and cannot be interrupted.
     """
     kind = type(value)
-    if (kind is str or kind is bytes or kind is list or kind is tuple) and len(value) > cap:  # type: ignore[arg-type]
+    if (kind is str or kind is bytes or kind is bytearray or kind is list or kind is tuple) and len(value) > cap:  # type: ignore[arg-type]
         return _show_ends(value, cap)  # type: ignore[arg-type]
     if (kind is dict or kind is set or kind is frozenset) and len(value) > cap:  # type: ignore[arg-type]
         return _show_start(value, cap)  # type: ignore[arg-type]
     return cut(repr(value), cap)
 
 
-def _show_ends(value: str | bytes | list[object] | tuple[object, ...], cap: int) -> str:
+def _show_ends(value: str | bytes | bytearray | list[object] | tuple[object, ...], cap: int) -> str:
     half = max(cap // 2, 1)
-    unit = "characters" if isinstance(value, str) else "bytes" if isinstance(value, bytes) else "items"
+    unit = "characters" if isinstance(value, str) else "bytes" if isinstance(value, bytes | bytearray) else "items"
     head, tail = repr(value[:half])[:half], repr(value[-half:])[-half:]
     return clean(f"{head}\n... [cut: {len(value):,} {unit} in all] ...\n{tail}")
 

@@ -19,7 +19,9 @@ globals()["__builtins__"] = BUILTINS
 
 hidden_folders = [os.path.dirname(__file__)]  # noqa: PTH120
 """Files below these are not the model's: IPython's folder joins the engine's when it is loaded."""
-# Frames kept at each end of a traceback; a recursion a million deep would take seconds to format.
+# Beyond this many frames only so many at each end are formatted: a recursion a million deep would take seconds.
+# (Below it, `traceback` itself collapses what repeats, and says how often.)
+_DEEPEST = 5000
 _FRAMES = 200
 
 
@@ -63,7 +65,7 @@ def _shorten(trace: TracebackType | None) -> TracebackType | None:
     """Without the engine's frames at the outer end, and without the middle of a very deep one."""
     trace = _from_the_cell(trace)
     entries = list(_entries(trace))
-    if len(entries) > 2 * _FRAMES and not _repeats(entries):
+    if len(entries) > _DEEPEST:
         entries[_FRAMES - 1].tb_next = entries[-_FRAMES]
     return trace
 
@@ -78,11 +80,6 @@ def _from_the_cell(trace: TracebackType | None) -> TracebackType | None:
         if is_hidden(name):
             start = entry.tb_next
     return start
-
-
-def _repeats(entries: list[TracebackType]) -> bool:
-    """Simple recursion at the default limit: `traceback` collapses it itself and says how often it repeats."""
-    return len(entries) < 5000
 
 
 def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:

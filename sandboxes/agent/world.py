@@ -107,6 +107,8 @@ class World:
     def _repair_builtins(self) -> bool:
         """Puts back what is gone or no longer callable; a `print` of the user's own stays."""
         current = vars(builtins)
+        if BUILTINS.items() <= current.items():  # the usual case, without a Python loop
+            return False
         broken = [
             name
             for name, value in BUILTINS.items()
@@ -120,6 +122,8 @@ class World:
     def _repair_modules(self) -> bool:
         replaced = sys.modules is not self._modules
         sys.modules = self._modules
+        if not replaced and pristine.MODULES.keys() <= self._modules.keys():
+            return False
         missing = [name for name in pristine.MODULES if name not in self._modules]
         for name in missing:
             self._modules[name] = pristine.MODULES[name]

@@ -303,6 +303,7 @@ class Sandboxes:
                         self.files.remove(path.name)
         for path in self.workspaces.discarded():
             self._empty(path)
+        self.files.sweep_locks()
 
     def _remove(self, record: Record, *, keep_workspace: bool) -> None:
         """Ends it and unmakes everything, the record last. Raises EngineUnavailable, OSError."""

@@ -131,6 +131,12 @@ class OwnerFiles:
                 path.unlink(missing_ok=True)
             directory.rmdir()
 
+    def sweep_locks(self) -> None:
+        """Removes those that nobody holds: a host was killed while it did."""
+        for path in self._locks.iterdir():
+            with contextlib.suppress(EngineUnavailable), self.locked(path.name, 0):
+                pass
+
     @contextlib.contextmanager
     def locked(self, name: str, timeout_s: float) -> Iterator[None]:
         """Holds the lock of a key against every thread and process. Raises EngineUnavailable after `timeout_s`."""

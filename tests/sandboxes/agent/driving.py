@@ -114,6 +114,7 @@ class Agent:
         self.path = directory / "agent.sock"
         self.nonce = secrets.token_hex(16)
         self._stdio = stdio
+        self._peers: list[socket.socket] = []
         fds: list[int] = []
         channel: dict[str, object] = {"kind": "stdio"}
         if not stdio:
@@ -169,6 +170,7 @@ class Agent:
             assert self.process.stdin is not None and self.process.stdout is not None
             return Link(self.process.stdout.fileno(), self.process.stdin.fileno(), lambda: None)
         peer = socket.socket(socket.AF_UNIX)
+        self._peers.append(peer)
         peer.connect(str(self.path))
         return Link(peer.fileno(), peer.fileno(), peer.close)
 
@@ -200,6 +202,8 @@ class Agent:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        for peer in self._peers:
+            peer.close()
         assert self.process.stderr is not None
         log = self.process.stderr.read().decode()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -40,14 +42,20 @@ class Died(Exception):
 class InterpreterProcess:
     """Starts the process, sends cells, collects its output."""
 
-    def __init__(self, directory: Path, python: str = sys.executable, modules: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        python: str = sys.executable,
+        modules: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         self.directory = directory
         self.outputs = directory / ".outputs"
         self.site = directory / ".site"
         self._mine, theirs = socket.socketpair()
         read, write = os.pipe()
         self.process = subprocess.Popen(
-            command(python, theirs.fileno(), str(directory), str(self.site), modules),
+            [*prefix, *command(python, theirs.fileno(), str(directory), str(self.site), modules)],
             stdin=subprocess.DEVNULL,
             stdout=write,
             stderr=write,
@@ -121,6 +129,26 @@ class InterpreterProcess:
         while mark.encode() not in self._text:
             self._pump(deadline)
         return self.output()
+
+    def wait_until_output_stalls(self) -> None:
+        """Waits until the unread output fills the pipe and the process sleeps in its write."""
+        deadline = time.monotonic() + PATIENCE
+        state = Path(f"/proc/{self.process.pid}/wchan")
+        while not state.read_text().endswith(("pipe_write", "anon_pipe_write")) and self._unread() < (1 << 16) - 4096:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._unread()} bytes are waiting")
+            time.sleep(0.001)
+
+    def _unread(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self._pipe, termios.FIONREAD, b"\0" * 4), sys.byteorder)
+
+    def frame_alone(self) -> dict[str, Any]:
+        """The next frame, with the output left unread."""
+        while b"\n" not in self._frames:
+            if not select.select([self._mine], [], [], PATIENCE)[0]:
+                raise TimeoutError("no answer")
+            self._frames += self._mine.recv(1 << 16)
+        return self.frame()
 
     def run(self, code: str, cap: int = CAP, outputs: Path | None = None) -> dict[str, Any]:
         """Runs a cell to its end: the frame, with `output` added."""

@@ -98,16 +98,19 @@ def test_a_hang_past_the_limit_brings_what_was_printed_before(link: Link) -> Non
         ("while True: pass", "kept"),
         ("import asyncio\nawait asyncio.Event().wait()", "kept"),
         ("import os\nos.system('sleep 300')", "kept"),
-        ("while True:\n try:\n  while True: pass\n except KeyboardInterrupt: pass", "lost"),
+        ("while True:\n try:\n  while True: pass\n except BaseException: pass", None),
         ("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "lost"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "kept"),
     ],
 )
-def test_code_that_hangs_is_ended_and_the_fate_of_its_variables_is_true(link: Link, code: str, state: str) -> None:
+def test_code_that_hangs_is_ended_and_the_fate_of_its_variables_is_true(
+    link: Link, code: str, state: str | None
+) -> None:
     link.run("x = 41")
     result = link.run(code, timeout=0.3)
     assert result["receipt"]["ending"] == "timed_out"
-    assert result["receipt"]["state"] == state
+    assert state in (None, result["receipt"]["state"])
+    state = result["receipt"]["state"]
     after = link.run("x")
     assert (after["value"] == "41") is (state == "kept")
     assert after["receipt"]["epoch"] == (1 if state == "kept" else 2)
@@ -162,7 +165,9 @@ def test_input_is_at_its_end_at_once(link: Link) -> None:
 
 
 def test_output_after_a_cell_is_labelled_with_the_next_result(link: Link) -> None:
-    link.run("import threading\ngo = threading.Event()\nt = threading.Thread(target=lambda: (go.wait(), print('late')))")
+    link.run(
+        "import threading\ngo = threading.Event()\nt = threading.Thread(target=lambda: (go.wait(), print('late')))"
+    )
     link.run("t.start()")
     link.run("threading.Timer(0.05, go.set).start()")
     assert eventually(lambda: (r := link.run("1"))["background"] is not None and r["background"]["head"] == "late\n")
@@ -186,11 +191,12 @@ def test_one_process_of_the_agent_runs_user_code_and_it_is_not_the_agent(link: L
 def test_restart_kills_what_runs_and_answers_with_the_new_epoch(link: Link) -> None:
     _, ident = link.submit("import time\ntime.sleep(300)")
     link.until("started", ident=ident)
-    restart = link.send("restart")
-    result = link.until("result", ident=ident)
+    link.send("restart")
+    answers = {frame["t"]: frame for frame in (link.until("result", "ok"), link.until("result", "ok"))}
+    result = answers["result"]
     assert result["receipt"]["cause"]["kind"] == "operator"
     assert result["receipt"]["state"] == "lost"
-    assert link.until("ok", ident=restart)["epoch"] == 2
+    assert answers["ok"]["epoch"] == 2
 
 
 def test_an_interpreter_that_cannot_start_is_said_so_with_its_words(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from .interpreter_process import Died, InterpreterProcess
 
@@ -110,6 +113,11 @@ def test_streams_are_put_back_and_the_note_says_so(python: InterpreterProcess, c
     check_next_call_works(python)
 
 
+def test_pipe_that_was_made_non_blocking_still_takes_everything(python: InterpreterProcess) -> None:
+    answer = python.run("import os\nos.set_blocking(1, False)\nprint('x' * 1_000_000)")
+    assert (answer["outcome"], len(answer["output"])) == ("ok", 1_000_001)
+
+
 def test_text_left_in_a_replaced_stdout_over_the_pipe_is_delivered(python: InterpreterProcess) -> None:
     answer = python.run(
         "import sys, io\nsys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, 'w')))\nprint('kept')"
@@ -118,41 +126,41 @@ def test_text_left_in_a_replaced_stdout_over_the_pipe_is_delivered(python: Inter
     check_next_call_works(python)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print = len = repr = compile = None",
-        "del __builtins__",
-        "__builtins__ = {}",
-        "__builtins__ = None",
-        "import builtins\nbuiltins.compile = builtins.eval = builtins.exec = builtins.repr = None",
-        "import builtins\nbuiltins.__dict__.clear()",
-        "import builtins\nbuiltins.__import__ = None\nbuiltins.isinstance = lambda *a: 1/0",
-        "import json, os, sys\njson.dumps = json.loads = os.write = os.read = os.fstat = None",
-        "import sys\nsys.modules.clear()",
-        "import sys\nsys.modules = {}",
-        "import sys\nsys.modules['__main__'] = None\ndel sys.modules['sys'], sys.modules['os']",
-        "import sys\nsys.path = None",
-        "import sys\nsys.path.clear()\nsys.meta_path.clear()\nsys.path_hooks.clear()",
-        "import sys\nsys.setrecursionlimit(60)",
-        "import sys\nsys.setprofile(lambda *a: None)",
-        "import threading\nthreading.setprofile(lambda *a: 1/0)\nthreading.settrace(lambda *a: 1/0)",
-        "import gc\ngc.disable()",
-        "import sys\nsys.excepthook = sys.unraisablehook = None",
-        "import sys\nsys.displayhook = None",
-        "import linecache, traceback\nlinecache.cache = None\ntraceback.TracebackException = None",
-        "import linecache\nlinecache.clearcache()",
-        "import atexit, os\natexit.register(os._exit, 9)",
-        "globals().clear(); x = 41",
-        "from signal import *\nfor n in (SIGTERM, SIGUSR1, SIGCHLD, SIGPIPE): signal(n, SIG_IGN)",
-        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
-        "import os\nos.environ.clear()",
-        "import locale, os\nos.chdir('/')",
-        "import warnings\nwarnings.simplefilter('error')",
-        "import time\ntime.sleep = time.time = None",
-        "import os\nos.umask(0o777)",
-    ],
-)
+DAMAGE = [
+    "print = len = repr = compile = None",
+    "del __builtins__",
+    "__builtins__ = {}",
+    "__builtins__ = None",
+    "import builtins\nbuiltins.compile = builtins.eval = builtins.exec = builtins.repr = None",
+    "import builtins\nbuiltins.__dict__.clear()",
+    "import builtins\nbuiltins.__import__ = None\nbuiltins.isinstance = lambda *a: 1/0",
+    "import json, os, sys\njson.dumps = json.loads = os.write = os.read = os.fstat = None",
+    "import sys\nsys.modules.clear()",
+    "import sys\nsys.modules = {}",
+    "import sys\nsys.modules['__main__'] = None\ndel sys.modules['sys'], sys.modules['os']",
+    "import sys\nsys.path = None",
+    "import sys\nsys.path.clear()\nsys.meta_path.clear()\nsys.path_hooks.clear()",
+    "import sys\nsys.setrecursionlimit(60)",
+    "import sys\nsys.setprofile(lambda *a: None)",
+    "import threading\nthreading.setprofile(lambda *a: 1/0)\nthreading.settrace(lambda *a: 1/0)",
+    "import gc\ngc.disable()",
+    "import sys\nsys.excepthook = sys.unraisablehook = None",
+    "import sys\nsys.displayhook = None",
+    "import linecache, traceback\nlinecache.cache = None\ntraceback.TracebackException = None",
+    "import linecache\nlinecache.clearcache()",
+    "import atexit, os\natexit.register(os._exit, 9)",
+    "globals().clear(); x = 41",
+    "from signal import *\nfor n in (SIGTERM, SIGUSR1, SIGCHLD, SIGPIPE): signal(n, SIG_IGN)",
+    "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
+    "import os\nos.environ.clear()",
+    "import locale, os\nos.chdir('/')",
+    "import warnings\nwarnings.simplefilter('error')",
+    "import time\ntime.sleep = time.time = None",
+    "import os\nos.umask(0o777)",
+]
+
+
+@pytest.mark.parametrize("code", DAMAGE)
 def test_damage_is_contained(python: InterpreterProcess, code: str) -> None:
     answer = python.run(code)
     assert answer["outcome"] == "ok", answer
@@ -163,6 +171,17 @@ def test_damage_is_contained(python: InterpreterProcess, code: str) -> None:
     assert answer["outcome"] == "raised"
     assert "ZeroDivisionError: division by zero" in answer["error"]
     check_next_call_works(python)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(DAMAGE[1:]), min_size=2, max_size=6))
+def test_damage_upon_damage_leaves_every_cell_answered_and_the_next_one_working(codes: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory, InterpreterProcess(Path(directory)) as python:
+        python.run("x = 41")
+        for code in codes:
+            assert python.run(code)["outcome"] in ("ok", "raised", "exited")
+        python.run("x = 41")
+        check_next_call_works(python)
 
 
 def test_tracebacks_are_whole_after_builtins_were_emptied_in_the_first_cell(tmp_path: Path) -> None:
@@ -330,6 +349,30 @@ def test_images_asked_for_where_nothing_can_be_written_are_a_note(python: Interp
     assert answer["outcome"] == "ok"
     assert answer["images"] == []
     assert "1 image was not saved" in answer["note"]
+    check_next_call_works(python)
+
+
+def test_image_method_that_raises_is_a_note_and_the_text_is_shown(python: InterpreterProcess) -> None:
+    answer = python.run("class P:\n    def _repr_png_(self): return 1 / 0\n    def __repr__(self): return 'shown'\nP()")
+    assert (answer["outcome"], answer["value"]) == ("ok", "shown")
+    assert "ZeroDivisionError" in answer["note"]
+
+
+def test_image_can_be_read_whatever_umask_the_code_set(python: InterpreterProcess) -> None:
+    answer = python.run("import os\nos.umask(0o777)\nclass P:\n    def _repr_png_(self): return b'png'\nP()")
+    path = Path(answer["images"][0]["path"])
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+
+
+def test_error_between_cells_is_reported_with_stderr_gone(python: InterpreterProcess) -> None:
+    code = """import signal, sys
+def on_alarm(number, frame):
+    raise TimeoutError('too late')
+signal.signal(signal.SIGALRM, on_alarm)
+sys.stderr = sys.__stderr__ = None
+signal.setitimer(signal.ITIMER_REAL, 0.05)"""
+    python.run(code)
+    assert "TimeoutError: too late" in python.output_until("too late\n")
     check_next_call_works(python)
 
 

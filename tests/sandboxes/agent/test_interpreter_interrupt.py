@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -170,4 +172,43 @@ signal.signal(signal.SIGALRM, on_alarm)
 signal.setitimer(signal.ITIMER_REAL, 0.05)"""
     assert python.run(code)["outcome"] == "ok"
     assert "TimeoutError: too late" in python.output_until("too late")
+    check_state_kept(python)
+
+
+def test_interrupts_at_any_moment_leave_every_cell_answered(python: InterpreterProcess) -> None:
+    cells = [
+        "x",
+        "sum(range(2000))",
+        "import asyncio\nawait asyncio.sleep(0.001)",
+        "1 / 0",
+        "print('text')",
+        "def f(n): return f(n)\nf(1)",
+        "class R:\n    def __repr__(self): return 'r' * 50000\nR()",
+    ]
+    chance = random.Random(5)
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        while not stop.wait(chance.random() * 0.002):
+            python.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        outcomes = {python.run(chance.choice(cells))["outcome"] for _ in range(400)}
+    finally:
+        stop.set()
+        thread.join()
+    assert outcomes <= {"ok", "raised", "interrupted"}
+    assert "interrupted" in outcomes
+    check_state_kept(python)
+
+
+def test_cell_blocked_on_a_pipe_that_nobody_reads_is_interrupted(python: InterpreterProcess) -> None:
+    number = python.send("while True: print('x' * 1000)")
+    python.wait_until_output_stalls()
+    python.interrupt()
+    answer = python.frame_alone()
+    assert (answer["n"], answer["outcome"]) == (number, "interrupted")
+    python.output()
     check_state_kept(python)

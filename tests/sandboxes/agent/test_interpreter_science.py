@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,12 @@ def test_show_saves_at_that_point_and_warns_of_nothing(python: InterpreterProces
     )
     assert answer["output"] == "['figure-2-1.png']\n"
     assert images(answer) == ["figure-2-1.png", "figure-2-2.png"]
+
+
+def test_figures_own_show_warns_of_nothing(python: InterpreterProcess) -> None:
+    answer = python.run("import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nfig.show()")
+    assert (answer["outcome"], answer["output"]) == ("ok", "")
+    assert images(answer) == ["figure-2-1.png"]
 
 
 def test_figure_as_the_value_is_shown_once_and_again_when_asked_again(python: InterpreterProcess) -> None:
@@ -208,6 +216,23 @@ def test_shell_line_is_interrupted_and_its_process_ended(python: InterpreterProc
     assert python.run("x + 1")["value"] == "42"
 
 
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("%%time\nprint('GO')\nwhile True: pass", "interrupted"),
+        ("%timeit -n1 -r1 print('GO', flush=True) or __import__('time').sleep(1e6)", "interrupted"),
+        # IPython ends the shell itself and then raises CalledProcessError.
+        ("%%bash\necho GO\nsleep 1000", "raised"),
+    ],
+)
+def test_interrupt_ends_a_magic(python: InterpreterProcess, code: str, outcome: str) -> None:
+    number = python.send(code)
+    python.output_until("GO")
+    python.interrupt()
+    assert python.result(number)["outcome"] == outcome
+    assert python.run("x + 1")["value"] == "42"
+
+
 def test_pip_installs_into_the_site_directory(python: InterpreterProcess) -> None:
     project = python.directory / "tiny"
     project.mkdir()
@@ -217,12 +242,15 @@ def test_pip_installs_into_the_site_directory(python: InterpreterProcess) -> Non
     assert (python.site / "tiny.py").exists()
 
 
-def test_pip_without_network_says_so_in_plain_words(python: InterpreterProcess) -> None:
-    # What a network namespace without interfaces looks like to pip.py, without needing the rights to make one.
-    python.run("import sandboxes.agent.pip as installer\ninstaller._has_route = lambda: False")
-    output = python.run("%pip install no-such-package-of-this-test")["output"]
-    assert "This sandbox has no network access" in output
-    assert python.run("x + 1")["value"] == "42"
+@pytest.mark.parametrize("code", ["%pip install no-such-package", "!python -m pip install --retries 0 no-such-package"])
+def test_pip_without_network_says_so_in_plain_words(executable: str, tmp_path: Path, code: str) -> None:
+    offline = ("unshare", "--map-root-user", "--net")
+    if subprocess.run([*offline, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let tests make a network namespace")
+    with InterpreterProcess(tmp_path, executable, prefix=offline) as python:
+        output = python.run(code.replace("python", executable))["output"]
+        assert "This sandbox has no network access" in output
+        assert python.run("5")["value"] == "5"
 
 
 def test_loading_ipython_leaves_the_namespace_clean(python: InterpreterProcess) -> None:
@@ -243,8 +271,6 @@ def test_ipython_keeps_nothing_of_what_the_engine_gives(python: InterpreterProce
 
 def make_wheel(directory: Path) -> Path:
     """A wheel with one module, written by hand: no build tool needed."""
-    import zipfile
-
     wheel = directory / "tiny-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tiny.py", "answer = 42")

@@ -13,6 +13,7 @@ import platform
 import signal
 import socket
 import tempfile
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -372,27 +373,35 @@ def test_only_the_owners_sandboxes_are_listed_and_destroyed(run: Run) -> None:
     run(body)
 
 
+def forked(first: Callable[[int], Awaitable[None]]) -> tuple[int, int]:
+    """Runs a host in a child; its pid, and where to read what it writes to the descriptor that `first` is given."""
+    receiving, sending = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the child of a process with threads: it starts its own
+        child = os.fork()
+    if child == 0:
+        try:
+            os.close(receiving)
+            asyncio.events._set_running_loop(None)
+            asyncio.set_event_loop_policy(None)
+            asyncio.run(first(sending))  # type: ignore[arg-type]
+        finally:
+            os._exit(1)
+    os.close(sending)
+    return child, receiving
+
+
 def test_a_sandbox_outlives_its_killed_host_and_is_adopted_by_the_next(run: Run) -> None:
     async def body(host: Host) -> None:
-        receiving, sending = os.pipe()
-        child = os.fork()
-        if child == 0:  # the first host
-            try:
+        async def first(sending: int) -> None:
+            backend = host.backend()
+            await backend.open()
+            handle = await backend.launch("k", SMALL, "w")
+            await python(backend, handle, "x = 41")
+            os.write(sending, json.dumps(dataclasses.asdict(handle)).encode())
+            await asyncio.sleep(1000)
 
-                async def first() -> None:
-                    backend = host.backend()
-                    await backend.open()
-                    handle = await backend.launch("k", SMALL, "w")
-                    await python(backend, handle, "x = 41")
-                    os.write(sending, json.dumps(dataclasses.asdict(handle)).encode())
-                    await asyncio.sleep(1000)
-
-                asyncio.set_event_loop_policy(None)
-                asyncio.events._set_running_loop(None)
-                asyncio.run(first())
-            finally:
-                os._exit(1)
-        os.close(sending)
+        child, receiving = forked(first)
         said = await asyncio.to_thread(os.read, receiving, 10000)
         os.close(receiving)
         os.kill(child, signal.SIGKILL)
@@ -403,6 +412,51 @@ def test_a_sandbox_outlives_its_killed_host_and_is_adopted_by_the_next(run: Run)
             assert (await backend.poll(handle)).life is Life.RUNNING
             assert await backend.launch("k", SMALL, "w") == handle
             assert await python(backend, handle, "print(x + 1)") == "42"
+
+    run(body)
+
+
+def processes_of(uid: int, path: Path) -> list[int]:
+    """Those of a sandbox's uid or, where uids are shared, those that were started with a path of this host's."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                named = str(path).encode() in (entry / "cmdline").read_bytes()
+                if named if uid == os.geteuid() else entry.stat().st_uid == uid:
+                    found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("after", [0.001, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1])
+def test_a_host_that_is_killed_while_it_launches_leaves_nothing_that_the_next_does_not_remove(
+    run: Run, after: float
+) -> None:
+    async def body(host: Host) -> None:
+        async def first(sending: int) -> None:
+            backend = host.backend()
+            await backend.open()
+            os.write(sending, b"open")
+            await backend.launch("k", SMALL, "w")
+            await asyncio.sleep(1000)
+
+        child, receiving = forked(first)
+        assert await asyncio.to_thread(os.read, receiving, 100) == b"open"
+        os.close(receiving)
+        await asyncio.sleep(after)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        async with host.opened() as backend:
+            record = record_of(host, "k") if (host.state / "bubblewrap/sandboxes/k").exists() else None
+            for handle in await backend.list_owned():
+                await backend.destroy(handle)
+            await backend.remove_workspace("w")
+            assert await backend.list_owned() == []
+            if record is not None:
+                async with asyncio.timeout(20):  # one that was held back finds its host gone, and ends by itself
+                    while processes_of(record.uid, host.state):  # noqa: ASYNC110 - nothing tells of it
+                        await asyncio.sleep(0.02)
+                assert not list(Path("/sys/fs/cgroup").glob(f"**/{record.handle.sandbox_id}"))
 
     run(body)
 
@@ -699,6 +753,41 @@ print('killed' if -9 in codes else codes)
             usage = await backend.usage(handle)
             assert usage.oom_kills, said
             assert await python(backend, handle, "print(1)") == "1"
+
+    asyncio.run(body())
+
+
+def test_the_disk_limit_ends_what_goes_on_writing(run: Run) -> None:
+    code = """
+import time
+for number in range(1000):
+    with open(f'f{number}', 'wb') as file:
+        file.write(b'x' * (1 << 20))
+    time.sleep(0.02)
+print('wrote all')
+"""
+
+    async def body(host: Host) -> None:
+        async with host.opened() as backend:
+            spec = SandboxSpec(limits=dataclasses.replace(SMALL.limits, disk_bytes=16 << 20))
+            handle = await backend.launch("k", spec, "w")
+            assert "wrote all" not in await python(backend, handle, code)
+            assert await python(backend, handle, "print(1)") == "1"
+
+    run(body)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="control groups need root")
+def test_cpu_is_shared_out_as_root(tmp_path: Path) -> None:
+    code = "import time\nuntil = time.monotonic() + 1\nwhile time.monotonic() < until: pass\nprint(time.process_time())"
+
+    async def body() -> None:
+        host = Host.make(tmp_path, 0)
+        async with host.opened() as backend:
+            spec = SandboxSpec(limits=dataclasses.replace(SMALL.limits, cpus=0.25))
+            handle = await backend.launch("k", spec, "w")
+            spent = float(await python(backend, handle, code))
+            assert spent < 0.6
 
     asyncio.run(body())
 
