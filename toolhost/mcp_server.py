@@ -28,9 +28,11 @@ from toolhost import __version__
 from toolhost.errors import UNEXPECTED, BadArguments, row, text_for
 from toolhost.identity import label
 from toolhost.namespaces.base import CallContext, Namespace, SessionAttachment, Tool, ToolResult
+from toolhost.progress import Progress, Send
 
 log = logging.getLogger("toolhost.calls")
 
+PROGRESS_TOKEN = "progressToken"  # in a call's `_meta`
 PROMPT_FLAG = "include_in_prompt"
 CALLER = "toolhost.caller"  # its place in an ASGI scope
 TOOL_NAME = re.compile(r"\s*([A-Za-z0-9_-]*)")  # models add junk behind a name: a space, `<|channel|>…`
@@ -110,11 +112,11 @@ class ToolSet:
         params = context.params or {}
         name = params.get("name")
         started = time.monotonic()
-        result = await self._answer(caller, name, params)
+        result = await self._answer(caller, name, params, context.session.report_progress)
         self._log(caller, name, result, time.monotonic() - started)
         return result_on_wire(result, rich=caller is not None and caller.rich)
 
-    async def _answer(self, caller: Caller | None, name: object, params: Mapping[str, Any]) -> ToolResult:
+    async def _answer(self, caller: Caller | None, name: object, params: Mapping[str, Any], report: Send) -> ToolResult:
         if caller is None or caller.attachment is None:
             return ToolResult(f"Error: {caller.refusal if caller else 'this request has no session.'}", is_error=True)
         if caller.calls >= caller.max_calls:
@@ -126,7 +128,12 @@ class ToolSet:
         try:
             namespace, tool = self._find(name)
             arguments, meta = _mapping(params, "arguments"), _mapping(params, "_meta")
-            return await namespace.call(tool, arguments, CallContext(caller.attachment, meta, caller.rich))
+            if PROGRESS_TOKEN not in meta:
+                return await namespace.call(tool, arguments, CallContext(caller.attachment, meta, caller.rich))
+            async with Progress(report) as progress:
+                return await namespace.call(
+                    tool, arguments, CallContext(caller.attachment, meta, caller.rich, progress)
+                )
         except (SandboxError, BadArguments) as error:
             return ToolResult(text_for(error), is_error=True, meta={"toolhost/error": row(error).code})
         except Exception as error:
