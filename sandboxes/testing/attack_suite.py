@@ -40,34 +40,41 @@ def syscall(x86_64, aarch64, *arguments):
 # name -> (code, pattern of how it is refused). Numbers of system calls: x86-64, aarch64.
 NO = r"PermissionError|Operation not permitted"
 ABSENT = r"FileNotFoundError"
-UNKNOWN = r"Function not implemented"
+NOT = rf"{NO}|Function not implemented"
 REFUSED = {
     # The agent: PID 1.
     "read the agent's environment": ("open('/proc/1/environ').read()", NO),
     "read the agent's memory": ("open('/proc/1/mem', 'rb')", NO),
-    "list the agent's descriptors": ("os.listdir('/proc/1/fd')", NO),
+    "open the agent's descriptors": (
+        # gVisor's kernel lets them be listed; what is none of the agent's alone does not count.
+        "for name in os.listdir('/proc/1/fd'):\n    if os.readlink('/proc/1/fd/' + name) == '/dev/null': continue\n"
+        "    for how in (os.O_RDONLY, os.O_WRONLY):\n        try: os.open(f'/proc/1/fd/{name}', how | os.O_NONBLOCK)\n"
+        "        except OSError: continue\n        print('OPENED', name)\n"
+        "raise PermissionError('none can be opened')",
+        NO,
+    ),
     "reach through the agent's root": ("os.listdir('/proc/1/root/')", NO),
-    "ptrace the agent": ("call('ptrace', 16, 1, 0, 0)", f"{NO}|{UNKNOWN}"),
+    "ptrace the agent": ("call('ptrace', 16, 1, 0, 0)", NOT),
     "write into the agent's memory": (
         "data = ctypes.create_string_buffer(8)\n"
         "vector = struct.pack('PN', ctypes.addressof(data), 8)\n"
         "call('process_vm_writev', 1, vector, 1, vector, 1, 0)",
-        f"{NO}|{UNKNOWN}",
+        NOT,
     ),
     "take a descriptor of the agent": (
-        "syscall(438, 438, os.pidfd_open(1), 3, 0)", f"{NO}|{UNKNOWN}",
+        "syscall(438, 438, os.pidfd_open(1), 3, 0)", NOT,
     ),
     "take the agent's open files away": ("resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))", NO),
     "take the agent's cpu time away": ("resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))", NO),
     "put the agent behind in the queue": ("os.setpriority(os.PRIO_PROCESS, 1, 19)", NO),
-    "give the agent the idle class": ("os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))", f"{NO}|{UNKNOWN}"),
+    "give the agent the idle class": ("os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))", f"{NOT}|Invalid"),
     "change the agent's programs": ("open('/opt/toolhost/agent/wire.py', 'a')", f"{NO}|Read-only file system"),
     # Privileges.
     "become root": ("os.setuid(0)", f"{NO}|Invalid argument"),
     "leave the root directory": ("os.chroot('/tmp')", NO),
     "mount": ("call('mount', b'none', b'/tmp', b'tmpfs', 0, None)", NO),
     "unmount": ("call('umount2', b'/mnt/data', 2)", NO),
-    "move to another namespace": ("syscall(308, 268, os.open('/proc/self/ns/mnt', os.O_RDONLY), 0)", f"{NO}|{UNKNOWN}"),
+    "move to another namespace": ("syscall(308, 268, os.open('/proc/self/ns/mnt', os.O_RDONLY), 0)", f"{NOT}|{ABSENT}"),
     "make a block device": ("os.mknod('disk', stat.S_IFBLK | 0o600, os.makedev(8, 0))", NO),
     "make a character device": ("os.mknod('memory', stat.S_IFCHR | 0o600, os.makedev(1, 1))", NO),
     "read the machine's memory": ("open('/dev/mem', 'rb')", f"{ABSENT}|{NO}"),
@@ -82,10 +89,10 @@ REFUSED = {
         "open(places[0], 'w').write('max')",
         f"{ABSENT}|{NO}|Read-only file system",
     ),
-    "load a program into the kernel": ("syscall(321, 280, 5, None, 0)", f"{NO}|{UNKNOWN}"),
-    "read the session keyring": ("syscall(250, 219, 0, -3, 0)", f"{NO}|{UNKNOWN}"),
-    "add a key": ("syscall(248, 217, b'user', b'k', b'v', 1, -3)", f"{NO}|{UNKNOWN}"),
-    "open a file by handle": ("syscall(304, 265, -100, b'\\0' * 64, 0)", f"{NO}|{UNKNOWN}"),
+    "load a program into the kernel": ("syscall(321, 280, 5, None, 0)", NOT),
+    "read the session keyring": ("syscall(250, 219, 0, -3, 0)", NOT),
+    "add a key": ("syscall(248, 217, b'user', b'k', b'v', 1, -3)", NOT),
+    "open a file by handle": ("syscall(304, 265, -100, b'\\0' * 64, 0)", f"{NOT}|not supported"),
     "change the system": ("open('/usr/planted', 'w')", f"{NO}|Read-only file system"),
     "change the accounts": ("open('/etc/passwd', 'a')", f"{NO}|Read-only file system"),
     # Ways out.
@@ -167,7 +174,8 @@ class AttackSuite:
         for name, (code, how) in REFUSED.items():
             outcome = await run(at, code)
             last = (outcome.error or "").strip().rpartition("\n")[2]
-            if outcome.receipt.ending is not Ending.RAISED or not re.search(how, last):
+            opened = "OPENED" in text_of(outcome)
+            if opened or outcome.receipt.ending is not Ending.RAISED or not re.search(how, last):
                 wrong[name] = last or str(outcome.receipt.ending)
         assert wrong == {}
         assert text_of(await run(at, "1 + 1")) == "2"
@@ -284,7 +292,10 @@ class AttackSuite:
     ) -> None:
         await run(at, "x = 1")
         outcome = await run(at, BOMB, timeout_s=2)
-        assert outcome.receipt.ending in (Ending.TIMED_OUT, Ending.KILLED)
+        if outcome.receipt.ending is Ending.LOST:  # so many processes of a kernel of its own are more than its memory
+            assert "memory-limit-ends-sandbox" in manager._backend.differences
+        else:
+            assert outcome.receipt.ending in (Ending.TIMED_OUT, Ending.KILLED)
         assert text_of(await run(at, "'next'")) == "'next'"
         left = "import os\nlen([name for name in os.listdir('/proc') if name.isdigit()])"
         assert int(text_of(await run(at, left))) <= 5
@@ -467,7 +478,7 @@ class AttackSuite:
             for line in text_of(await run(at, "print(open('/proc/self/status').read())")).splitlines()
             if ":" in line
         )
-        assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == int(status["CapAmb"], 16) == 0
+        assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == int(status.get("CapAmb", "0"), 16) == 0
         if "NoNewPrivs" in status:  # gVisor's kernel has no such line
             assert status["NoNewPrivs"].strip() == "1"
         code = (
