@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urljoin, urlsplit
 
-from toolhost.browsing.page import clean
+from toolhost.browsing.page import clean, one_line
 
 MAX_URL = 8192
 _MARK = re.compile(r"【\d+†([^†】]*)(?:†[^†】]*)?】")
@@ -38,6 +38,11 @@ def absolute(base: str, href: str, schemes: frozenset[str]) -> str | None:
     if parts.scheme not in schemes or not parts.netloc or len(url) > MAX_URL:
         return None
     return url.replace(" ", "%20")
+
+
+def shown_host(text: str) -> str:
+    """A host or scheme for an error text: one line, short."""
+    return one_line(text, 100)
 
 
 class LinkTable:

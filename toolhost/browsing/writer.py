@@ -42,6 +42,15 @@ class _Link:
     image_alts: list[str] = field(default_factory=list)
 
 
+def _mark_code(content: str, mark: Callable[[str], str]) -> str:
+    """Link text inside a code block: white space stays outside the marks, each line has its own."""
+    lines = []
+    for line in content.split("\n"):
+        text = line.strip()
+        lines.append(line.replace(text, mark(text), 1) if text else line)
+    return "\n".join(lines)
+
+
 class Writer:
     """Collects lines. The caller walks the document and says what opens and closes; both always in pairs."""
 
@@ -50,6 +59,7 @@ class Writer:
         self._buffer: list[str] = []
         self._space = False
         self._gap = False
+        self._gap_prefix = ""
         self._prefix = ""
         self._marker = ""
         self._heading = ""
@@ -140,18 +150,21 @@ class Writer:
         """
         link = self._links.pop()
         content = "".join(self._buffer[link.start :])
+        del self._buffer[link.start :]
+        if self._code_depth:
+            self._buffer.append(_mark_code(content, mark))
+            return
         text = _SPACE.sub(" ", content).strip()
         if link.images and text == " ".join(link.images):
             text = " ".join(alt for alt in link.image_alts if alt) or name or text
-        del self._buffer[link.start :]
         text = text or name
         if text:
             trailing = self._space
-            self._space = link.saved_space or content[:1].isspace()
+            self._space = link.saved_space or content[:1] == " "
             self.inline(mark(text))
-            if content[-1:].isspace():
-                self._buffer.append(content[len(content.rstrip()) :]) if self._code_depth else None
             self._space = trailing
+        else:
+            self._space = self._space or link.saved_space
         if link.block:
             self._flush()
 
@@ -167,7 +180,14 @@ class Writer:
             self._space = True
         else:
             self._flush()
-            self._gap = self._gap or gap
+            if gap:
+                self._want_gap()
+
+    def _want_gap(self) -> None:
+        """Ask for an empty line before the next line; it is marked no deeper than what it separates."""
+        if not self._gap or len(self._prefix) < len(self._gap_prefix):
+            self._gap_prefix = self._prefix
+        self._gap = True
 
     def _block_in_link(self) -> None:
         link = self._links[-1]
@@ -184,7 +204,7 @@ class Writer:
         self.block(gap=True)
         if not self._links and self._cell_start is None and not self._heading_depth and not self._code_depth:
             self._push("* * *")
-            self._gap = True
+            self._want_gap()
 
     def open_heading(self, marks: str) -> None:
         """Begin a heading; `marks` are its number signs and a space."""
@@ -208,7 +228,7 @@ class Writer:
             self._heading_depth, saved = 0, self._heading_depth
             self._flush()
             self._heading_depth = saved
-            self._gap = True
+            self._want_gap()
             self._code_start = len(self._buffer)
         if not self._links or self._code_depth:
             self._code_depth += 1
@@ -231,7 +251,7 @@ class Writer:
         if any(line.strip() for line in lines):
             for line in lines:
                 self._push("    " + line if line.strip() else "", keep_empty=True)
-        self._gap = True
+        self._want_gap()
 
     def open_quote(self) -> None:
         """Begin a block quotation."""
@@ -385,7 +405,8 @@ class Writer:
 
     def _push(self, line: str, *, keep_empty: bool = False) -> None:
         if self._gap and self._lines:
-            self._lines.append(self._prefix.rstrip())
+            shorter = min(self._gap_prefix, self._prefix, key=len)
+            self._lines.append(shorter.rstrip())
         self._gap = False
         prefix = self._marker or self._prefix
         self._marker = ""

@@ -1,0 +1,124 @@
+"""PDF to text in a process that can be killed, with limits on memory, time, pages and characters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolhost.browsing.errors import FetchError
+from toolhost.browsing.page import clean
+
+_WORKER = Path(__file__).with_name("pdf_worker.py")
+
+
+@dataclass(frozen=True)
+class PdfLimits:
+    """Bounds of reading one PDF. When one is met, what was read until then is shown."""
+
+    pages: int = 1000
+    seconds: float = 30.0
+    memory_bytes: int = 1024 * 1024 * 1024
+    characters: int = 8_000_000
+
+
+@dataclass(frozen=True)
+class PdfText:
+    """Text by page; `total` is how many pages the document says it has."""
+
+    title: str
+    pages: tuple[str, ...]
+    total: int
+
+    def body(self) -> str:
+        """The pages under their marks, with a note when some are missing."""
+        parts = [f"[Page {number}]\n{text}".rstrip() for number, text in enumerate(self.pages, 1)]
+        if len(self.pages) < self.total:
+            first = len(self.pages) + 1
+            missing = f"Page {first} is" if first == self.total else f"Pages {first} to {self.total} are"
+            parts.append(f"({missing} not shown: the document is beyond the limits of this browser.)")
+        if self.pages and not any(text.strip() for text in self.pages):
+            parts.append("(The pages have no text. They may be scanned images.)")
+        return "\n\n".join(parts)
+
+
+async def read_pdf_async(data: bytes, limits: PdfLimits) -> PdfText:
+    """`read_pdf` without blocking the event loop; cancelling ends the process."""
+    running = _Run(data, limits)
+    try:
+        return await asyncio.to_thread(running.result)
+    except asyncio.CancelledError:
+        running.kill()
+        raise
+
+
+def read_pdf(data: bytes, limits: PdfLimits) -> PdfText:
+    """Read a PDF.
+
+    Raises:
+        FetchError: it is damaged or encrypted, or no page could be read within the limits.
+    """
+    return _Run(data, limits).result()
+
+
+class _Run:
+    """One worker process."""
+
+    def __init__(self, data: bytes, limits: PdfLimits) -> None:
+        self._data = data
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed = threading.Event()
+
+    def kill(self) -> None:
+        """End the process; safe at any time and from any thread."""
+        self._killed.set()
+        if self._process is not None:
+            self._process.kill()
+
+    def result(self) -> PdfText:
+        limits = self._limits
+        numbers = (limits.pages, limits.characters, limits.memory_bytes, int(limits.seconds) + 1)
+        # An empty environment and -I: nothing of the host's settings or folders reaches the reader.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(_WORKER), *map(str, numbers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PYTHONIOENCODING": "utf-8"},
+        )
+        with self._process as process:
+            if self._killed.is_set():
+                process.kill()
+            try:
+                output, _ = process.communicate(self._data, timeout=limits.seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, _ = process.communicate()
+            except BaseException:
+                process.kill()
+                raise
+        return _parse(output)
+
+
+def _parse(output: bytes) -> PdfText:
+    lines = output.split(b"\n")
+    try:
+        head = json.loads(lines[0])
+    except ValueError:
+        raise FetchError("the PDF could not be read within the limits of this browser") from None
+    if "error" in head:
+        raise FetchError(f"the PDF is damaged or encrypted: {clean(str(head['error']))[:200]}")
+    pages = []
+    for line in lines[1:]:
+        try:
+            pages.append(clean(json.loads(line)["text"]))
+        except (ValueError, KeyError):
+            break  # the line the process was ended in
+    if not pages and head["pages"]:
+        raise FetchError("the PDF could not be read within the limits of this browser")
+    return PdfText(clean(head.get("title") or ""), tuple(pages), head["pages"])
