@@ -6,8 +6,9 @@ text, or that of the BrowserError. Below it: `state`, `loader`, `find`, `render`
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from toolhost.browsing.arguments import as_flag, as_integer, as_text, integer_or_none, shown
 from toolhost.browsing.documents import SOURCE_PREFIX
@@ -28,6 +29,13 @@ MAX_QUERY = 2000
 MAX_PATTERN = 1000
 # A passage is shown with a little of what comes before it.
 _LINES_BEFORE = 4
+# Characters of a page beyond which its lines are made off the event loop.
+_LARGE = 200_000
+_PARAMETERS = {
+    "search": frozenset({"query", "topn", "source"}),
+    "open": frozenset({"id", "cursor", "loc", "num_lines", "view_source", "source", "url"}),
+    "find": frozenset({"pattern", "cursor"}),
+}
 _BARE_HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.[^\W\d_]{2,}(:\d+)?([/?#].*)?", re.DOTALL)
 
 
@@ -58,7 +66,7 @@ class Browser:
         self._filters = filters or Filters()
         self._only_seen = only_seen
 
-    async def search(self, query: object = None, topn: object = 10, source: object = None, **_: object) -> str:
+    async def search(self, query: object = None, topn: object = 10, source: object = None) -> str:
         """Search and show the results as a page.
 
         Args:
@@ -75,7 +83,7 @@ class Browser:
             outcome = await self._chain.search(text.strip(), number, self._filters, chosen)
         except SearchError as error:
             raise BrowserError(f"Error during search for `{shown(text)}`: {error}") from error
-        return self._show(results_page(text, outcome), -1, -1)
+        return await self._show(results_page(text, outcome), -1, -1)
 
     async def open(
         self,
@@ -86,7 +94,6 @@ class Browser:
         view_source: object = False,
         source: object = None,
         url: object = None,
-        **_: object,
     ) -> str:
         """Open a URL, a link of a page, or a page again at another place.
 
@@ -106,12 +113,11 @@ class Browser:
             page, line = await self._open_url(target.strip(), as_source)
         else:
             number = as_integer(target, "id", -1)
-            page, line = await (
-                self._open_link(number, at, as_source) if number >= 0 else self._again(number, at, as_source)
-            )
-        return self._show(page, first if first >= 0 else line, count)
+            move = self._open_link if number >= 0 else self._again
+            page, line = await move(number, at, as_source)
+        return await self._show(page, first if first >= 0 else line, count)
 
-    async def find(self, pattern: object = None, cursor: object = -1, **_: object) -> str:
+    async def find(self, pattern: object = None, cursor: object = -1) -> str:
         """Find text in a page and show the places as a page.
 
         Raises:
@@ -122,7 +128,8 @@ class Browser:
         if not fold(text).strip():
             raise BrowserError("Invalid `pattern` parameter: it has nothing that can be found.")
         page = self._state.page(at)
-        return self._show(find_in_page(page, text, self._state.number(at)), -1, -1)
+        found = await asyncio.to_thread(find_in_page, page, text, self._state.number(at))
+        return await self._show(found, -1, -1)
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Call `search`, `open` or `find` by name; unknown arguments are ignored.
@@ -130,13 +137,21 @@ class Browser:
         Raises:
             BrowserError: with the result text; also for an unknown tool.
         """
-        operations = {"search": self.search, "open": self.open, "find": self.find}
+        operations: dict[str, Callable[..., Awaitable[str]]] = {
+            "search": self.search,
+            "open": self.open,
+            "find": self.find,
+        }
         if tool not in operations:
             raise BrowserError(f"There is no tool `{shown(tool)}`. There are: search, open, find.")
-        return await operations[tool](**arguments)
+        # A name such as `self` must not reach the call either.
+        known = {name: value for name, value in arguments.items() if name in _PARAMETERS[tool]}
+        return await operations[tool](**known)
 
-    def _show(self, page: Page, loc: int, num_lines: int) -> str:
+    async def _show(self, page: Page, loc: int, num_lines: int) -> str:
         """Push a page and return its text; nothing is pushed if it cannot be shown."""
+        if len(page.text) > _LARGE:
+            await asyncio.to_thread(getattr, page, "lines")
         loc = max(loc, 0)
         check_location(page, loc)
         return show(page, self._state.push(page), loc, num_lines, self._count)

@@ -43,9 +43,9 @@ def decode(body: bytes, charset: str | None) -> str:
         if body.startswith(mark):
             return body[len(mark) :].decode("utf-8" if name == "utf-8-sig" else name, "replace")
     for label in (charset, _declared(body)):
-        name = _codec(label)
-        if name is not None:
-            return body.decode(name, "replace")
+        codec = _codec(label)
+        if codec is not None:
+            return body.decode(codec, "replace")
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -116,5 +116,15 @@ def escape_text(text: str) -> str:
 
 def escape_url(url: str) -> str:
     """A URL that ends where the Markdown link does, and breaks out of nothing."""
-    table = {"(": "%28", ")": "%29", "<": "%3C", ">": "%3E", " ": "%20", "\\": "%5C", '"': "%22", "\n": "", "\t": ""}
+    table: dict[str, str | int | None] = {
+        "(": "%28",
+        ")": "%29",
+        "<": "%3C",
+        ">": "%3E",
+        " ": "%20",
+        "\\": "%5C",
+        '"': "%22",
+        "\n": "",
+        "\t": "",
+    }
     return url.translate(str.maketrans(table))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+# ruff: noqa: RUF001 - the tables hold letters of other scripts on purpose
+
 _WORD = re.compile(
     r"([A-Za-z\u00c0-\u024f\u1e00-\u1eff]+)|([\u0400-\u04ff]+)|(\d{1,3})|([^\W\d_A-Za-z\u00c0-\u024f\u1e00-\u1eff\u0400-\u04ff]+)|(_+)",
     re.UNICODE,

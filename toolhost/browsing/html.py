@@ -18,13 +18,14 @@ NO_TEXT = "(This page has no text. It may need JavaScript, which this browser do
 WEB_SCHEMES = frozenset({"http", "https"})
 
 _SKIP = frozenset(
-    "style head template iframe object embed svg canvas audio video datalist noframes noembed colgroup".split()
+    {"style", "head", "template", "iframe", "object", "embed", "svg", "canvas", "audio", "video"}
+    | {"datalist", "noframes", "noembed", "colgroup"}
 )
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
-_PARAGRAPHS = frozenset("p article section figure dl table ul ol blockquote details fieldset caption hgroup".split())
+_PARAGRAPHS = frozenset({"p", "article", "section", "figure", "dl", "details", "fieldset", "caption", "hgroup"})
 _LINES = frozenset(
-    "div header footer nav main aside form address center body html summary figcaption legend option dt dd "
-    "thead tbody tfoot dir menu search dialog tr td th li optgroup".split()
+    {"div", "header", "footer", "nav", "main", "aside", "form", "address", "center", "body", "html", "summary"}
+    | {"figcaption", "legend", "option", "dt", "thead", "tbody", "tfoot", "search", "dialog", "optgroup"}
 )
 _CODE = frozenset({"code", "tt", "kbd"})
 _PRE = frozenset({"pre", "listing", "xmp", "textarea"})
@@ -240,7 +241,7 @@ def _is_hidden(attributes: Mapping[str, str | None]) -> bool:
         return True
     # KaTeX and MediaWiki write each formula twice: as MathML, which is shown, and as spans or an image.
     classes = attributes.get("class")
-    return bool(classes) and ("katex-html" in classes or "mwe-math-fallback-image" in classes)
+    return classes is not None and ("katex-html" in classes or "mwe-math-fallback-image" in classes)
 
 
 def _math_text(node: LexborNode, attributes: Mapping[str, str | None]) -> str:

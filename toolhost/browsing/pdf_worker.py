@@ -14,7 +14,7 @@ def main(max_pages: int, max_characters: int, memory_bytes: int, cpu_seconds: in
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    import pypdfium2  # before the memory limit: what it maps is not the document's doing
+    import pypdfium2  # type: ignore[import-untyped]  # before the memory limit: what it maps is not the document's doing
 
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     data = sys.stdin.buffer.read()

@@ -191,12 +191,12 @@ class Writer:
 
     def _block_in_link(self) -> None:
         link = self._links[-1]
-        if len(self._links) == 1 and link.start and len(self._buffer) == link.start and self._cell_start is None:
+        free = self._cell_start is None and not self._heading_depth
+        if free and len(self._links) == 1 and link.start and len(self._buffer) == link.start:
             # A link around blocks starts on a line of its own.
-            if not self._heading_depth:
-                self._flush()
-                link.start, link.saved_space = 0, False
-        link.block = self._cell_start is None and not self._heading_depth
+            self._flush()
+            link.start, link.saved_space = 0, False
+        link.block = free
         self._space = True
 
     def rule(self) -> None:
