@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from toolhost.browsing.charset import decode
 from toolhost.browsing.errors import FetchError
-from toolhost.browsing.html import NO_TEXT, WEB_SCHEMES, render_html
+from toolhost.browsing.html import NO_TEXT, WEB_SCHEMES, RenderedHtml, render_html
+from toolhost.browsing.html_isolated import html_worker, is_risky, parse_output
 from toolhost.browsing.links import host_of
 from toolhost.browsing.page import Page, clean, one_line, with_url_line
 from toolhost.browsing.pdf import PdfLimits, PdfText, read_pdf, read_pdf_async
@@ -23,7 +24,7 @@ _TEXT_SUFFIXES = ("+json", "+xml", "+yaml")
 _UNTOLD = frozenset({"", "application/octet-stream", "binary/octet-stream", "application/x-download"})
 _HTML_STARTS = (b"<!doctype html", b"<html", b"<head", b"<body")
 _TRUNCATED = "\n\n(The document is longer than this browser reads; the rest is not shown.)"
-HTML_ANCHOR_OFFSET = 2
+_BODY_OFFSET = 2
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,13 @@ async def to_page(document: Bytes, limits: RenderLimits, *, source: bool = False
         return await asyncio.to_thread(_source_page, document)
     if kind == "pdf":
         return _pdf_page(document, await read_pdf_async(document.body, limits.pdf))
-    return await asyncio.to_thread(_text_page, document, kind, limits)
+    if kind == "html":
+        text = await asyncio.to_thread(decode, document.body, document.charset)
+        if await asyncio.to_thread(is_risky, text):
+            worker = html_worker(text, document.url, document.schemes, limits.seconds)
+            return await asyncio.to_thread(_isolated_page, document, await worker.output_async())
+        return await asyncio.to_thread(_html_page, document, text, limits)
+    return await asyncio.to_thread(_text_page, document)
 
 
 def to_page_now(document: Bytes, limits: RenderLimits) -> Page:
@@ -75,7 +82,12 @@ def to_page_now(document: Bytes, limits: RenderLimits) -> Page:
     kind = kind_of(document)
     if kind == "pdf":
         return _pdf_page(document, read_pdf(document.body, limits.pdf))
-    return _text_page(document, kind, limits)
+    if kind == "html":
+        text = decode(document.body, document.charset)
+        if is_risky(text):
+            return _isolated_page(document, html_worker(text, document.url, document.schemes, limits.seconds).output())
+        return _html_page(document, text, limits)
+    return _text_page(document)
 
 
 def kind_of(document: Bytes) -> str:
@@ -104,7 +116,7 @@ def kind_of(document: Bytes) -> str:
 
 
 def _looks_like_html(head: bytes) -> bool:
-    if head.startswith(b"<?xml") or head.startswith(b"<!--"):
+    if head.startswith((b"<?xml", b"<!--")):
         return b"<html" in head
     return head.startswith(_HTML_STARTS)
 
@@ -116,19 +128,23 @@ def _looks_binary(body: bytes) -> bool:
     return b"\0" in sample
 
 
-def _text_page(document: Bytes, kind: str, limits: RenderLimits) -> Page:
-    text = decode(document.body, document.charset)
-    if kind == "html":
-        return _html_page(document, text, limits)
-    text = clean(text).rstrip("\n")
+def _text_page(document: Bytes) -> Page:
+    text = clean(decode(document.body, document.charset)).rstrip("\n")
     return _page(document, _name(document.url), text or "(This document is empty.)")
 
 
 def _html_page(document: Bytes, text: str, limits: RenderLimits) -> Page:
-    rendered = render_html(text, document.url, schemes=document.schemes, deadline=time.monotonic() + limits.seconds)
-    return _page(
-        document, rendered.title or _name(document.url), rendered.body or NO_TEXT, rendered.links, rendered.anchors
-    )
+    deadline = time.monotonic() + limits.seconds
+    return _rendered_page(document, render_html(text, document.url, schemes=document.schemes, deadline=deadline))
+
+
+def _isolated_page(document: Bytes, output: bytes) -> Page:
+    return _rendered_page(document, parse_output(output))
+
+
+def _rendered_page(document: Bytes, rendered: RenderedHtml) -> Page:
+    title, body = rendered.title or _name(document.url), rendered.body or NO_TEXT
+    return _page(document, title, body, rendered.links, rendered.anchors)
 
 
 def _pdf_page(document: Bytes, pdf: PdfText) -> Page:
@@ -149,7 +165,7 @@ def _page(
         title=title,
         text=with_url_line(clean(document.url), body),
         links=links,
-        anchors={name: line + HTML_ANCHOR_OFFSET for name, line in (anchors or {}).items()},
+        anchors={name: line + _BODY_OFFSET for name, line in (anchors or {}).items()},
     )
 
 

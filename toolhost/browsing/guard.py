@@ -96,13 +96,14 @@ class Guard:
         if scheme not in ("http", "https"):
             raise FetchError(f"only http and https can be opened, not `{shown_host(scheme)}:`")
         try:
-            target = URL(url).with_user(None).with_fragment(None)
+            target = URL(url)
             host, port = target.host, target.port
             urlsplit(url).port  # noqa: B018 - raises for what yarl lets pass
         except ValueError as error:
             raise FetchError(f"not a URL: {error}") from error
         if not host:
             raise FetchError("the URL names no host")
+        target = target.with_user(None).with_fragment(None)
         if port not in self._ports:
             allowed = ", ".join(map(str, sorted(self._ports)))
             raise FetchError(f"port {port} is not permitted; permitted are {allowed}")

@@ -92,6 +92,7 @@ class _Walk:
         self._schemes = schemes
         self._deadline = deadline
         self._images = 0
+        self._links_open = 0
         # For each open <a> that may become a link: its URL, its name for when it has no text, images in it.
         self._open_links: list[tuple[str, str]] = []
 
@@ -107,7 +108,7 @@ class _Walk:
             tag = node.tag or ""
             child = None
             if tag == "-text":
-                self.out.text(node.text_content or "")
+                self.out.text(clean(node.text_content or ""))
             elif not tag.startswith("-") and self._enter(node, tag):
                 child = node.first_child
                 if child is None:
@@ -159,7 +160,7 @@ class _Walk:
         elif tag in _PRE:
             out.open_code()
         elif tag in _CODE:
-            out.inline("`")
+            out.code_mark()
         elif tag in ("sup", "sub"):
             out.open_script("^{" if tag == "sup" else "_{")
         elif tag in ("ul", "ol", "dir", "menu"):
@@ -191,7 +192,7 @@ class _Walk:
         elif tag in _PRE:
             out.close_code()
         elif tag in _CODE:
-            out.inline("`")
+            out.code_mark()
         elif tag in ("sup", "sub"):
             out.close_script()
         elif tag in ("ul", "ol", "dir", "menu"):
@@ -215,15 +216,18 @@ class _Walk:
 
     def _open_link(self, attributes: Mapping[str, str | None]) -> None:
         href = attributes.get("href")
-        url = absolute(self._base, href, self._schemes) if href else None
+        # A link in a link (only tables allow it) is text: text would be copied once for each level.
+        url = absolute(self._base, href, self._schemes) if href and not self._links_open else None
         name = attributes.get("aria-label") or attributes.get("title") or ""
         self._open_links.append((url or "", one_line(name)))
         if url:
             self.out.open_link()
+            self._links_open += 1
 
     def _close_link(self) -> None:
         url, name = self._open_links.pop()
         if url:
+            self._links_open -= 1
             self.out.close_link(lambda text: self.links.mark(url, text), name)
 
     def _image(self, attributes: Mapping[str, str | None]) -> None:

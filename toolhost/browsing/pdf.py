@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import subprocess
-import sys
-import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 from toolhost.browsing.errors import FetchError
 from toolhost.browsing.page import clean
-
-_WORKER = Path(__file__).with_name("pdf_worker.py")
+from toolhost.browsing.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -48,12 +42,7 @@ class PdfText:
 
 async def read_pdf_async(data: bytes, limits: PdfLimits) -> PdfText:
     """`read_pdf` without blocking the event loop; cancelling ends the process."""
-    running = _Run(data, limits)
-    try:
-        return await asyncio.to_thread(running.result)
-    except asyncio.CancelledError:
-        running.kill()
-        raise
+    return _parse(await _worker(data, limits).output_async())
 
 
 def read_pdf(data: bytes, limits: PdfLimits) -> PdfText:
@@ -62,47 +51,12 @@ def read_pdf(data: bytes, limits: PdfLimits) -> PdfText:
     Raises:
         FetchError: it is damaged or encrypted, or no page could be read within the limits.
     """
-    return _Run(data, limits).result()
+    return _parse(_worker(data, limits).output())
 
 
-class _Run:
-    """One worker process."""
-
-    def __init__(self, data: bytes, limits: PdfLimits) -> None:
-        self._data = data
-        self._limits = limits
-        self._process: subprocess.Popen[bytes] | None = None
-        self._killed = threading.Event()
-
-    def kill(self) -> None:
-        """End the process; safe at any time and from any thread."""
-        self._killed.set()
-        if self._process is not None:
-            self._process.kill()
-
-    def result(self) -> PdfText:
-        limits = self._limits
-        numbers = (limits.pages, limits.characters, limits.memory_bytes, int(limits.seconds) + 1)
-        # An empty environment and -I: nothing of the host's settings or folders reaches the reader.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_WORKER), *map(str, numbers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={"PYTHONIOENCODING": "utf-8"},
-        )
-        with self._process as process:
-            if self._killed.is_set():
-                process.kill()
-            try:
-                output, _ = process.communicate(self._data, timeout=limits.seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                output, _ = process.communicate()
-            except BaseException:
-                process.kill()
-                raise
-        return _parse(output)
+def _worker(data: bytes, limits: PdfLimits) -> Worker:
+    numbers = (limits.pages, limits.characters, limits.memory_bytes, int(limits.seconds) + 1)
+    return Worker("pdf_worker.py", numbers, data, limits.seconds)
 
 
 def _parse(output: bytes) -> PdfText:

@@ -38,6 +38,7 @@ class _Link:
     start: int
     saved_space: bool
     block: bool = False
+    gap: bool = False
     images: list[str] = field(default_factory=list)
     image_alts: list[str] = field(default_factory=list)
 
@@ -108,6 +109,11 @@ class Writer:
         self._space = False
         self._buffer.append(text)
 
+    def code_mark(self) -> None:
+        """Begin or end code within a line; in a code block it needs no mark."""
+        if not self._code_depth:
+            self.inline("`")
+
     def image(self, mark: str, alt: str) -> None:
         """Add an image's mark; inside a link also remember its alt text, should it be the link's only content."""
         if self._links:
@@ -130,9 +136,10 @@ class Writer:
     def close_script(self) -> None:
         """End it; an empty one leaves nothing."""
         start = self._scripts.pop()
-        if start > len(self._buffer) or not "".join(self._buffer[start:]).strip():
-            if 0 < start <= len(self._buffer):
-                del self._buffer[start - 1 :]
+        if start > len(self._buffer):
+            return  # the line ended inside it
+        if not any(self._buffer[index].strip() for index in range(start, len(self._buffer))):
+            del self._buffer[max(start - 1, 0) :]
             return
         self._space = False
         self._buffer.append("}")
@@ -165,8 +172,10 @@ class Writer:
             self._space = trailing
         else:
             self._space = self._space or link.saved_space
-        if link.block:
+        if link.block and not self._heading_depth:
             self._flush()
+            if link.gap:
+                self._want_gap()
 
     # Blocks
 
@@ -175,7 +184,7 @@ class Writer:
         if self._code_depth:
             return
         if self._links:
-            self._block_in_link()
+            self._block_in_link(gap)
         elif self._cell_start is not None or self._heading_depth:
             self._space = True
         else:
@@ -185,18 +194,23 @@ class Writer:
 
     def _want_gap(self) -> None:
         """Ask for an empty line before the next line; it is marked no deeper than what it separates."""
+        if self._marker:
+            return  # nothing of the item is there yet
         if not self._gap or len(self._prefix) < len(self._gap_prefix):
             self._gap_prefix = self._prefix
         self._gap = True
 
-    def _block_in_link(self) -> None:
+    def _block_in_link(self, gap: bool) -> None:
         link = self._links[-1]
         free = self._cell_start is None and not self._heading_depth
-        if free and len(self._links) == 1 and link.start and len(self._buffer) == link.start:
+        if free and len(self._buffer) == link.start:
             # A link around blocks starts on a line of its own.
             self._flush()
             link.start, link.saved_space = 0, False
-        link.block = free
+            if gap:
+                self._want_gap()
+        link.gap = link.gap or (free and gap)
+        link.block = link.block or free
         self._space = True
 
     def rule(self) -> None:
