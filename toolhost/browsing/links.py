@@ -31,7 +31,7 @@ def absolute(base: str, href: str, schemes: frozenset[str]) -> str | None:
     if not href or href.startswith("#") or len(href) > MAX_URL:
         return None
     try:
-        url = urljoin(base, href)
+        url = _join(base, href)
         parts = urlsplit(url)
     except ValueError:
         return None
@@ -43,6 +43,16 @@ def absolute(base: str, href: str, schemes: frozenset[str]) -> str | None:
 def shown_host(text: str) -> str:
     """A host or scheme for an error text: one line, short."""
     return one_line(text, 100)
+
+
+def _join(base: str, href: str) -> str:
+    """`urljoin`, also for a base of a scheme it does not know: it joins paths only for those it does."""
+    scheme = base.partition(":")[0]
+    if scheme in ("http", "https") or urlsplit(href).scheme:
+        return urljoin(base, href)
+    if href.startswith("//"):
+        return "https:" + href
+    return scheme + urljoin("http" + base[len(scheme) :], href)[len("http") :]
 
 
 class LinkTable:

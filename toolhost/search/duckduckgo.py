@@ -17,12 +17,16 @@ class DuckDuckGo:
 
     Args:
         backend: Engine of the ddgs package.
+        timeout: Seconds a request may take; a search given up before keeps its thread that long.
+
+    The package hides HTTP statuses: being refused looks like finding nothing.
     """
 
     name = "ddgs"
 
-    def __init__(self, backend: str = "duckduckgo") -> None:
+    def __init__(self, backend: str = "duckduckgo", timeout: int = TIMEOUT) -> None:
         self._backend = backend
+        self._timeout = timeout
 
     async def search(self, query: str, n: int, filters: Filters) -> list[Hit]:
         """See `SearchProvider.search`. The package is synchronous: it works in a thread, with a timeout of its own."""
@@ -40,7 +44,7 @@ class DuckDuckGo:
         except ModuleNotFoundError as error:
             raise SearchError(Failure.KEY, "ddgs is not installed: pip install 'toolhost[ddgs]'") from error
         try:
-            with DDGS(timeout=TIMEOUT) as client:
+            with DDGS(timeout=self._timeout) as client:
                 return list(client.text(query, max_results=n, backend=self._backend))
         except RatelimitException as error:
             raise Transient("ddgs was told to slow down", status=429) from error
