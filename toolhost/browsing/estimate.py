@@ -67,24 +67,24 @@ _LETTERS = {
 # Tokens per character by the first and last code point of a block; scripts the vocabulary hardly knows cost most.
 _BLOCKS = (
     (0x0370, 0x03FF, 0.39),  # Greek
-    (0x0530, 0x058F, 0.42),  # Armenian
+    (0x0530, 0x058F, 0.39),  # Armenian
     (0x0590, 0x05FF, 0.47),  # Hebrew
     (0x0600, 0x06FF, 0.385),  # Arabic
-    (0x0900, 0x097F, 0.435),  # Devanagari
-    (0x0980, 0x09FF, 0.456),  # Bengali
+    (0x0900, 0x097F, 0.385),  # Devanagari
+    (0x0980, 0x09FF, 0.42),  # Bengali
     (0x0A00, 0x0A7F, 0.745),  # Gurmukhi
     (0x0A80, 0x0AFF, 0.6),  # Gujarati
     (0x0B00, 0x0B7F, 1.16),  # Oriya
-    (0x0B80, 0x0BFF, 0.44),  # Tamil
-    (0x0C00, 0x0C7F, 0.53),  # Telugu
-    (0x0C80, 0x0CFF, 0.48),  # Kannada
-    (0x0D00, 0x0D7F, 0.43),  # Malayalam
+    (0x0B80, 0x0BFF, 0.41),  # Tamil
+    (0x0C00, 0x0C7F, 0.5),  # Telugu
+    (0x0C80, 0x0CFF, 0.45),  # Kannada
+    (0x0D00, 0x0D7F, 0.4),  # Malayalam
     (0x0D80, 0x0DFF, 0.69),  # Sinhala
     (0x0E00, 0x0E7F, 0.416),  # Thai
     (0x0E80, 0x0EFF, 1.99),  # Lao
     (0x0F00, 0x0FFF, 2.2),  # Tibetan
     (0x1000, 0x109F, 0.604),  # Myanmar
-    (0x10A0, 0x10FF, 0.402),  # Georgian
+    (0x10A0, 0x10FF, 0.365),  # Georgian
     (0x1200, 0x139F, 2.228),  # Ethiopic
     (0x1780, 0x17FF, 0.644),  # Khmer
     (0x3040, 0x30FF, 0.683),  # Kana

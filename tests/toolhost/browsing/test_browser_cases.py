@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - letters that look alike are the point
 """Every row of the cases for the browser: what a model sends, and the text it gets."""
 
 from __future__ import annotations

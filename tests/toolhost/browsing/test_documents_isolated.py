@@ -38,7 +38,8 @@ def make_pdf(texts: list[str], title: str = "") -> bytes:
     start = len(out)
     out += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n".encode()
     out += "".join(f"{offset:010d} 00000 n \n" for offset in offsets).encode()
-    out += f"trailer << /Size {len(objects) + 1} /Root 1 0 R /Info {len(objects)} 0 R >>\nstartxref\n{start}\n%%EOF".encode()
+    out += f"trailer << /Size {len(objects) + 1} /Root 1 0 R /Info {len(objects)} 0 R >>\n".encode()
+    out += f"startxref\n{start}\n%%EOF".encode()
     return bytes(out)
 
 
@@ -76,7 +77,7 @@ def test_a_limit_on_characters_keeps_what_fits() -> None:
     "body", [b"%PDF-1.4\ngarbage", make_pdf(["x"])[:200], b"%PDF-", b"%PDF-1.7\n" + os.urandom(5000)]
 )
 def test_a_damaged_pdf_is_a_text(body: bytes) -> None:
-    with pytest.raises(FetchError, match="damaged or encrypted|limits"):
+    with pytest.raises(FetchError, match=r"damaged or encrypted|limits"):
         page(body, PdfLimits())
 
 

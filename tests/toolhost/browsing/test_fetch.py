@@ -60,7 +60,7 @@ async def test_a_transient_status_is_retried(fetcher: Fetcher, site: Any, status
 
 async def test_after_the_last_try_the_status_is_told(fetcher: Fetcher, site: Any) -> None:
     site.pages["/x"] = failing(9, 503)
-    with pytest.raises(FetchError, match="^HTTP 503 Service Unavailable$"):
+    with pytest.raises(FetchError, match=r"^HTTP 503 Service Unavailable$"):
         await fetcher.fetch(f"{site.base}/x", ANY)
     assert len(site.requests) == 3
 
@@ -146,7 +146,7 @@ async def test_a_redirect_to_what_is_not_permitted_is_refused(fetcher: Fetcher, 
         return web.Response(status=302, headers={"Location": location})
 
     site.pages["/a"] = move
-    with pytest.raises(FetchError, match="can be opened|not permitted"):
+    with pytest.raises(FetchError, match=r"can be opened|not permitted"):
         await fetcher.fetch(f"{site.base}/a", ANY)
 
 

@@ -246,7 +246,7 @@ NAMESPACE = Path(__file__).with_name("ssrf_namespace.py")
     reason="needs network namespaces",
 )
 def test_in_a_namespace_where_inside_addresses_answer_nothing_reaches_them() -> None:
-    """Every address is the namespace's own, with a server behind it; a fetcher without a guard proves that it answers."""
+    """Every address is the namespace's own, with a server behind it; a fetcher without a guard is the control."""
     run = subprocess.run(
         ["unshare", "-rn", sys.executable, str(NAMESPACE)],
         capture_output=True,

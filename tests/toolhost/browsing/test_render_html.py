@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - letters that look alike are the point
 """HTML in, page text out: each pair is the whole text, exactly."""
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ async def test_key_quota_and_network_failures_fall_back(failure: Failure) -> Non
 @pytest.mark.parametrize("failure", [Failure.ANSWER, Failure.QUERY])
 async def test_other_failures_do_not(failure: Failure) -> None:
     first, second = Scripted("a", [SearchError(failure, "why")]), Scripted("b")
-    with pytest.raises(SearchError, match="^why$"):
+    with pytest.raises(SearchError, match=r"^why$"):
         await chain(first, second).search("q", 5, ANY)
     assert second.asked == 0
 
@@ -64,7 +64,7 @@ async def test_a_first_provider_that_hangs_leaves_time_for_the_second() -> None:
 
 async def test_when_all_fail_every_reason_is_told() -> None:
     first, second = (Scripted(name, [Transient(f"{name} is down", status=503)] * 2) for name in "ab")
-    with pytest.raises(SearchError, match="^a is down; b is down$"):
+    with pytest.raises(SearchError, match=r"^a is down; b is down$"):
         await chain(first, second).search("q", 5, ANY)
     assert (first.asked, second.asked) == (2, 2)
 

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - letters that look alike are the point
 """The local index: what is found, where, how fast, and that it follows its folders."""
 
 from __future__ import annotations
