@@ -25,6 +25,7 @@ from toolhost.search.base import Filters, SearchError
 from toolhost.search.chain import SearchChain
 
 MAX_TOPN = 20
+DEADLINE = 60.0
 MAX_QUERY = 2000
 MAX_PATTERN = 1000
 # A passage is shown with a little of what comes before it.
@@ -47,6 +48,7 @@ class Browser:
         count: Token counter of the viewport.
         filters: Domains permitted for this session or request.
         only_seen: Open only URLs that are on a page or a result of this session.
+        deadline: Seconds a page may take in all: fetching, retries, turning it into text.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Browser:
         *,
         filters: Filters | None = None,
         only_seen: bool = False,
+        deadline: float = DEADLINE,
     ) -> None:
         self._state = state
         self._loader = loader
@@ -65,6 +68,7 @@ class Browser:
         self._count = count
         self._filters = filters or Filters()
         self._only_seen = only_seen
+        self._deadline = deadline
 
     async def search(self, query: object = None, topn: object = 10, source: object = None) -> str:
         """Search and show the results as a page.
@@ -206,9 +210,13 @@ class Browser:
 
     async def _load(self, url: str, as_source: bool) -> Page:
         try:
-            return await self._loader.load(url, self._filters, source=as_source)
+            async with asyncio.timeout(self._deadline):
+                return await self._loader.load(url, self._filters, source=as_source)
+        except TimeoutError:
+            reason = f"no page within {self._deadline:g} seconds"
         except FetchError as error:
-            raise BrowserError(f"Error fetching URL `{one_line(url, 1024)}`: {error}") from error
+            reason = str(error)
+        raise BrowserError(f"Error fetching URL `{one_line(url, 1024)}`: {reason}")
 
 
 def _invalid_link(number: int, page: Page | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from urllib.parse import quote
 
@@ -89,9 +89,11 @@ class _Index:
         position = self._text.find(pattern) if pattern else -1
         while position >= 0 and len(found) < MAX_HITS:
             line = self._lines[bisect_right(self._offsets, position) - 1]
-            if not found or line >= found[-1] + LINES_PER_HIT:
-                found.append(line)
-            position = self._text.find(pattern, position + 1)
+            found.append(line)
+            following = bisect_left(self._lines, line + LINES_PER_HIT)
+            if following == len(self._lines):
+                break
+            position = self._text.find(pattern, self._offsets[following])
         return found
 
 

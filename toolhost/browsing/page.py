@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -137,9 +139,10 @@ class Page:
         text_line = self.anchors.get(fragment)
         return None if text_line is None or text_line >= len(self.starts) else self.starts[text_line]
 
-    def to_json(self) -> dict[str, Any]:
-        """The page as plain JSON values."""
-        return {
+    @cached_property
+    def packed(self) -> bytes:
+        """The page as bytes. Made once, because a session is stored after every call."""
+        values: dict[str, Any] = {
             "url": self.url,
             "title": self.title,
             "text": self.text,
@@ -149,10 +152,12 @@ class Page:
             "kind": self.kind,
             "origin": self.origin,
         }
+        return zlib.compress(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode(), level=1)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Page:
-        """The page that `to_json` described. Raises KeyError or TypeError for anything else."""
+    def unpack(cls, packed: bytes) -> Page:
+        """The page `packed` holds. Raises zlib.error, ValueError, KeyError or TypeError for anything else."""
+        data = json.loads(zlib.decompress(packed))
         return cls(
             url=data["url"],
             title=data["title"],

@@ -6,10 +6,10 @@ Above it: `browser.Browser`, which pushes and reads. Below it: nothing but `Page
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from toolhost.browsing.errors import BrowserError
 from toolhost.browsing.page import Page
@@ -18,8 +18,9 @@ MAX_PAGES = 200
 MAX_BYTES = 32 * 1024 * 1024
 # URL and title of evicted entries stay so that citations resolve; beyond this many even those go.
 MAX_ENTRIES = 20_000
-MAX_SEEN = 50_000
+MAX_SEEN = 20_000
 _VERSION = 1
+_LENGTH = struct.Struct(">Q")
 
 
 @dataclass
@@ -151,8 +152,8 @@ class BrowserState:
         yield from self._entries.items()
 
     def to_bytes(self) -> bytes:
-        """The whole state, compressed; a page shown many times is written once."""
-        pages: list[dict[str, Any]] = []
+        """The whole state; a page shown many times is written once, and packed only the first time it is written."""
+        pages: list[bytes] = []
         index: dict[int, int] = {}
         entries = []
         for cursor, entry in self._entries.items():
@@ -160,18 +161,18 @@ class BrowserState:
             if entry.page is not None:
                 if id(entry.page) not in index:
                     index[id(entry.page)] = len(pages)
-                    pages.append(entry.page.to_json())
+                    pages.append(entry.page.packed)
                 number = index[id(entry.page)]
             entries.append([cursor, entry.url, entry.title, number, entry.cited_url])
-        data = {
+        values = {
             "version": _VERSION,
             "next": self._next,
             "oldest_kept": self._oldest_kept,
-            "pages": pages,
             "entries": entries,
             "seen": list(self._seen),
         }
-        return zlib.compress(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), level=1)
+        parts = [zlib.compress(json.dumps(values, ensure_ascii=False).encode(), level=1), *pages]
+        return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_pages: int = MAX_PAGES, max_bytes: int = MAX_BYTES) -> BrowserState:
@@ -181,11 +182,12 @@ class BrowserState:
             ValueError: not such bytes, or of another version.
         """
         try:
-            values = json.loads(zlib.decompress(data))
+            head, *packed = _parts(data)
+            values = json.loads(zlib.decompress(head))
             if values["version"] != _VERSION:
                 raise ValueError(f"browser state of version {values['version']!r}, not {_VERSION}")
             state = cls(max_pages=max_pages, max_bytes=max_bytes)
-            pages = [Page.from_json(page) for page in values["pages"]]
+            pages = [Page.unpack(part) for part in packed]
             for cursor, url, title, number, cited in values["entries"]:
                 page = None if number is None else pages[number]
                 state._entries[cursor] = Entry(url, title, page, cited)
@@ -194,7 +196,20 @@ class BrowserState:
             state._next, state._oldest_kept = values["next"], values["oldest_kept"]
             state._bytes = sum(page.size for page in pages)
             state._seen = dict.fromkeys(values["seen"])
-        except (zlib.error, KeyError, TypeError, IndexError, UnicodeDecodeError) as error:
+        except (zlib.error, struct.error, KeyError, TypeError, IndexError, UnicodeDecodeError) as error:
             raise ValueError(f"not a browser state: {error}") from error
         state._evict()
         return state
+
+
+def _parts(data: bytes) -> list[bytes]:
+    parts: list[bytes] = []
+    position = 0
+    while position < len(data) or not parts:
+        (length,) = _LENGTH.unpack_from(data, position)
+        position += _LENGTH.size
+        if length > len(data) - position:
+            raise ValueError("not a browser state: it is cut off")
+        parts.append(data[position : position + length])
+        position += length
+    return parts

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from toolhost.browsing.browser import Browser
 from toolhost.browsing.documents import Bytes, RenderLimits, to_page_now
 from toolhost.browsing.estimate import estimate_tokens
+from toolhost.browsing.find import find_in_page
 from toolhost.browsing.page import Page
 from toolhost.browsing.state import BrowserState
 from toolhost.search.base import DomainList, Failure, Filters, Hit, SearchError
@@ -452,3 +456,31 @@ def test_no_module_of_the_browser_reads_the_environment() -> None:
     files = [*root.joinpath("browsing").glob("*.py"), *root.joinpath("search").glob("*.py")]
     assert len(files) > 20
     assert [file.name for file in files if re.search(r"os\.environ|getenv", file.read_text())] == []
+
+
+def test_finding_in_a_ten_megabyte_page_takes_linear_time() -> None:
+    """Four times the page may take ten times as long, never sixteen."""
+    for text, pattern in (
+        ("a" * 79 + "\n", "aaa"),
+        ("word " * 20, "d w"),
+        ("a", "a" * 50 + "b"),
+        ("【0†a†b】 ", "a a a"),
+    ):
+        times = []
+        for size in (2_500_000, 10_000_000):
+            page = Page("https://e.example/", "t", text * (size // len(text)))
+            start = time.process_time()
+            find_in_page(page, pattern, 0)
+            times.append(time.process_time() - start)
+        assert times[1] < times[0] * 10 + 0.05, (text[:10], times)
+
+
+async def test_a_page_that_takes_too_long_is_a_text(desk: Any, site: Any) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(5)
+        return web.Response()
+
+    site.pages["/hang"] = hang
+    hasty = desk.again(BrowserState(), deadline=0.2)
+    text = await asyncio.wait_for(hasty.call("open", id=f"{site.base}/hang"), 4)
+    assert text == f"Error fetching URL `{site.base}/hang`: no page within 0.2 seconds"

@@ -59,6 +59,6 @@ def test_a_title_is_one_line_of_bounded_length() -> None:
     assert one_line("x" * 1000) == "x" * 299 + "…"
 
 
-def test_a_page_survives_json() -> None:
+def test_a_page_survives_packing() -> None:
     page = Page("u", "t", "text", ("a", "b"), {1: 7}, {"top": 0}, "find", 3)
-    assert Page.from_json(page.to_json()) == page
+    assert Page.unpack(page.packed) == page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 
 import pytest
@@ -54,7 +53,7 @@ def test_a_page_shown_again_is_counted_and_stored_once() -> None:
         state.push(shown)
     assert state.size == size
     data = state.to_bytes()
-    assert len(json.loads(zlib.decompress(data))["pages"]) == 1
+    assert len(data) < 2 * len(shown.packed) + 5000
     again = BrowserState.from_bytes(data)
     assert again.size == size and again.page(3) is again.page(50)
 
@@ -91,9 +90,15 @@ def test_storing_and_restoring_changes_nothing(steps: list[tuple[str, int, bool]
     assert list(restored.entries()) == list(state.entries())
 
 
+def head(content: bytes) -> bytes:
+    packed = zlib.compress(content)
+    return len(packed).to_bytes(8, "big") + packed
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", b"x", zlib.compress(b"{}"), zlib.compress(b'{"version": 99}'), zlib.compress(b"[1]"), zlib.compress(b"\xff")],
+    [b"", b"x", b"\0" * 8, b"\xff" * 20, head(b"{}"), head(b'{"version": 99}'), head(b"[1]"), head(b"\xff")]
+    + [BrowserState().to_bytes()[:-3], BrowserState().to_bytes() + b"x"],
 )
 def test_bytes_that_are_no_state_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"browser state"):
