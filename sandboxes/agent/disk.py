@@ -1,0 +1,154 @@
+"""The watch over how much the session's directory holds. A worker counts as the user's uid; the agent only compares.
+
+Above: `supervisor`. Below: `spawn`, statvfs(3). A quota of the file system is better where the backend has one: this
+one notices within about half a second.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .loop import READ
+from .spawn import SpawnError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .config import Config
+    from .loop import Loop, Timer
+    from .spawn import Spawner
+    from .supervisor import Children
+
+_EVERY_S = 0.5
+_EVERY_WHEN_FULL_S = 0.1
+# What may be added while over the limit before the next execution is stopped too: deleting needs some room itself.
+_SLACK = 4 << 20
+_COUNT_S = 10.0
+# Files without content cost something as well.
+_ENTRY_BYTES = 1024
+
+
+class DiskWatch:
+    """Counts only when the file system's free space has changed. `over(used)` is called when an execution has grown
+    the directory past the limit."""
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        spawner: Spawner,
+        children: Children,
+        running: Callable[[], bool],
+        over: Callable[[int], None],
+    ) -> None:
+        self._data = config.data
+        self._limit = config.disk_bytes
+        self._loop = loop
+        self._spawner = spawner
+        self._children = children
+        self._running = running
+        self._over = over
+        self._free = -1
+        self._used = 0
+        self._allowed = 0
+        self._timer: Timer | None = None
+        self._source = -1
+        self.pid: int | None = None
+
+    def begin(self) -> None:
+        """An execution starts."""
+        if self._limit is None:
+            return
+        self._allowed = max(self._limit, self._used + _SLACK if self._used > self._limit else 0)
+        if self._timer is None:
+            self._again()
+
+    def end(self) -> None:
+        """An execution has ended: what it left is where the next one starts from."""
+        if self._limit is not None and self.pid is None and self._changed():
+            self._count()
+
+    def _again(self) -> None:
+        full = self._limit is not None and self._used > self._limit
+        self._timer = self._loop.after(_EVERY_WHEN_FULL_S if full else _EVERY_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._running():
+            return
+        if self.pid is None and self._changed():
+            self._count()
+        self._again()
+
+    def _changed(self) -> bool:
+        try:
+            free = os.statvfs(self._data).f_bfree
+        except OSError:
+            return False
+        changed, self._free = free != self._free, free
+        return changed
+
+    def _count(self) -> None:
+        source, sink = os.pipe()
+        data = self._data
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pid = self._spawner.worker(lambda: _say_used(data), [null, sink])
+        except SpawnError:
+            os.close(source)
+            return
+        finally:
+            os.close(null)
+            os.close(sink)
+        self.pid, self._source = pid, source
+        os.set_blocking(source, False)
+        self._loop.watch(source, READ, self._counted)
+        timer = self._loop.after(_COUNT_S, lambda: self._children.kill(pid))
+        self._children.expect(pid, lambda _status, _peak: self._loop.cancel(timer))
+
+    def _counted(self, _events: int) -> None:
+        try:
+            said = os.read(self._source, 64)
+        except BlockingIOError:
+            return
+        self._loop.forget(self._source)
+        os.close(self._source)
+        self.pid = None
+        if not said.isdigit():
+            self._free = -1
+            return
+        self._used = int(said)
+        if self._running() and self._allowed and self._used > self._allowed:
+            self._over(self._used)
+
+
+def _say_used(data: str) -> None:
+    """In the worker."""
+    os.nice(5)
+    os.write(1, str(used(data)).encode())
+
+
+def used(data: str) -> int:
+    """Bytes on disk below `data`. Links are counted, not followed; a file with several names is counted once."""
+    total = 0
+    seen: set[tuple[int, int]] = set()
+    pending = [data]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    try:
+                        info = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue
+                    if info.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
+                        if (info.st_dev, info.st_ino) in seen:
+                            continue
+                        seen.add((info.st_dev, info.st_ino))
+                    total += _ENTRY_BYTES + info.st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+        except OSError:
+            continue
+    return total

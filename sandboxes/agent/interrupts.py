@@ -1,0 +1,51 @@
+"""SIGINT: what it does, and when.
+
+User code is interruptible only inside `with interrupts:`; everywhere else, between cells too, the signal is ignored.
+A cell that waits in the event loop is cancelled; anything else gets KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found, unused-ignore]  # `signal` costs 3 ms: it builds enums
+
+from .pristine import BUILTINS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+globals()["__builtins__"] = BUILTINS
+
+SIGINT = int(_signal.SIGINT)
+
+
+class Interrupts:
+    """The one handler of SIGINT, put back before every cell."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        """Set directly only where a call would be seen by a trace function of the user's."""
+        self.cancel: Callable[[], bool] | None = None
+        """Set while a cell runs in the event loop: cancels it and says whether that was possible."""
+        self.idle: Callable[[], bool] | None = None
+        """Set while only background tasks run: whether one of them is keeping the next cell waiting."""
+        self.install()
+
+    def install(self) -> None:
+        """Takes SIGINT back, whatever user code set it to, and unblocks it."""
+        _signal.signal(SIGINT, self._handle)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [SIGINT])
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.armed:
+            if self.cancel is None or not self.cancel():
+                raise KeyboardInterrupt
+        elif self.idle is not None and self.idle():
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self.armed = True
+
+    def __exit__(self, *details: object) -> None:
+        self.armed = False

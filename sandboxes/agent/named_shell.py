@@ -1,0 +1,130 @@
+"""A persistent shell: a real one, that reads its script from a descriptor and says each command's exit code on another.
+
+Above: `shells`. Below: `spawn`. Both descriptors are closed for the commands themselves.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .loop import READ, WRITE
+from .pipes import Pipe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .config import Config
+    from .loop import Loop
+    from .spawn import Spawner
+
+_SCRIPT, _STATUS = 3, 4
+# An interrupt ends what runs and leaves loops, and the shell lives on. Commands get the default back, jobs ignore it.
+_PRELUDE = "trap 'break 999 2>/dev/null' INT\n"
+_SHELLS = ("bash", "sh")
+_MAX_SAID = 64
+
+
+def find_shell(environment: dict[str, str]) -> str:
+    """bash where there is one, else sh."""
+    for name in _SHELLS:
+        for directory in environment.get("PATH", "/usr/bin:/bin").split(":"):
+            path = f"{directory}/{name}"
+            if os.access(path, os.X_OK):
+                return path
+    return "/bin/sh"
+
+
+class NamedShell:
+    """`on_said(shell, exit_code)` follows each command that does not end the shell. Raises SpawnError."""
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        spawner: Spawner,
+        program: str,
+        on_said: Callable[[NamedShell, int], None],
+        on_output: Callable[[NamedShell, bytes], None],
+    ) -> None:
+        self._loop = loop
+        self._on_said = on_said
+        self._said = b""
+        self._unsent = b""
+        script, self._script = os.pipe()
+        self._status, status = os.pipe()
+        reader, writer = os.pipe()
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        flags = ["--norc", "--noprofile"] if program.endswith("/bash") else []
+        try:
+            self.pid = spawner.program(
+                [program, *flags, f"/dev/fd/{_SCRIPT}"],
+                descriptors=[null, writer, writer, script, status],
+                environment=config.environment,
+                directory=config.data,
+            )
+        except BaseException:
+            for fd in (self._script, self._status, reader):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (null, writer, script, status):
+                os.close(fd)
+        os.set_blocking(self._script, False)
+        os.set_blocking(self._status, False)
+        self.output = Pipe(loop, reader, lambda data: on_output(self, data))
+        loop.watch(self._status, READ, self._hear)
+        self._write(_PRELUDE)
+
+    def run(self, command: str, directory: str | None, variables: dict[str, str]) -> None:
+        """One command. The directory and the variables stay, as if they had been set in it."""
+        before = " && ".join(
+            [f"export {name}={quote(value)}" for name, value in variables.items() if name.isidentifier()]
+            + ([f"cd -- {quote(directory)}"] if directory is not None else [])
+            + [f"eval {quote(command)}"]
+        )
+        self._write(f"{{ {before}\n}} {_SCRIPT}<&- {_STATUS}>&-\nprintf '%s\\n' \"$?\" >&{_STATUS}\n")
+
+    def close(self) -> None:
+        for fd in (self._status, self._script):
+            if fd >= 0:
+                self._loop.forget(fd)
+                os.close(fd)
+        self._status = self._script = -1
+
+    def _write(self, text: str) -> None:
+        self._unsent += text.encode("utf-8", "surrogateescape")
+        self._flush(0)
+
+    def _flush(self, _events: int) -> None:
+        if self._script < 0:
+            return
+        try:
+            sent = os.write(self._script, self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # it is ending; its death is heard elsewhere
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            self._loop.watch(self._script, WRITE, self._flush)
+        else:
+            self._loop.forget(self._script)
+
+    def _hear(self, _events: int) -> None:
+        try:
+            data = os.read(self._status, 4096)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.forget(self._status)
+            return
+        self._said = (self._said + data)[-_MAX_SAID:]
+        if self._said.endswith(b"\n"):
+            said, self._said = self._said.strip().rpartition(b"\n")[2], b""
+            self._on_said(self, int(said) if said.isdigit() and len(said) < 4 else 1)
+
+
+def quote(text: str) -> str:
+    """One word for a POSIX shell."""
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,192 @@
+"""The processes of the sandbox: who descends from whom, and ending what belongs to a killed execution.
+
+Above: `supervisor`, `python_process`, `shells`. Below: /proc and kill(2). Where the agent is PID 1 it sees every
+process of the sandbox and nothing else; elsewhere (in tests) it touches its own descendants only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from .signals import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KILL = signal.SIGKILL
+# How often the table is read and everything found in it killed before the whole sandbox's user code goes.
+_ROUNDS = 30
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process:
+    """One line of the table. `started` (clock ticks) tells a process from a later one with its pid."""
+
+    __slots__ = ("group", "parent", "pid", "session", "started", "state")
+
+    def __init__(self, pid: int, stat: bytes) -> None:
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        self.pid = pid
+        self.state = fields[0]
+        self.parent = int(fields[1])
+        self.group = int(fields[2])
+        self.session = int(fields[3])
+        self.started = int(fields[19])
+
+
+def table() -> dict[int, Process]:
+    """Every process that can be seen, zombies left out."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib doubles the start time
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:  # noqa: PTH123
+                process = Process(int(name), file.read(1024))
+        except (OSError, ValueError, IndexError):
+            continue
+        if process.state not in (b"Z", b"X"):
+            found[process.pid] = process
+    return found
+
+
+def descendants(processes: dict[int, Process], roots: Iterable[int]) -> set[int]:
+    """`roots` and everything below them, and every member of a session that one of `roots` leads."""
+    roots = set(roots)
+    return _below(processes, roots | {process.pid for process in processes.values() if process.session in roots})
+
+
+def _below(processes: dict[int, Process], below: set[int]) -> set[int]:
+    while True:
+        more = {process.pid for process in processes.values() if process.parent in below and process.pid not in below}
+        if not more:
+            return below
+        below = below | more
+
+
+def tick() -> int:
+    """Now, as the kernel dates processes."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+
+
+def send(pid: int, number: int) -> None:
+    """kill(2) that does not mind a process that is gone."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def send_group(group: int, number: int) -> None:
+    """killpg(2) that does not mind a group that is gone."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+class Ender:
+    """Ends what belongs to an execution. `keep_roots` name processes whose descendants stay; orphans that a shell's
+    command left are noted with `adopt` and stay too."""
+
+    def __init__(self) -> None:
+        self._agent = os.getpid()
+        self._first = self._agent == 1
+        self._adopted: dict[int, int] = {}  # pid -> started
+
+    def adopt(self, before: dict[int, Process], mine: Iterable[int]) -> None:
+        """Orphans that were not there `before` belong to the shell command that has just ended."""
+        mine = set(mine)
+        self._adopted.update(
+            {
+                pid: process.started
+                for pid, process in table().items()
+                if process.parent == self._agent and pid not in mine and pid not in before
+            }
+        )
+
+    def end_all_but(self, keep_roots: Iterable[int]) -> bool:
+        """Kills all user code save what descends from `keep_roots` or was adopted. False: it could not be told apart
+        in time (something forks faster than the table is read), and everything was killed."""
+        keep_roots = set(keep_roots)
+        for attempt in range(_ROUNDS):
+            doomed = self._doomed(keep_roots)
+            if not doomed:
+                return True
+            for pid in doomed:
+                # Stopping first: what does not run does not fork, and the next table is complete.
+                send(pid, signal.SIGSTOP if attempt == 0 and len(doomed) > 1 else KILL)
+            if attempt > 1:
+                time.sleep(0.001)
+        self.end_all()
+        return False
+
+    def end_since(self, tick: int, keep_roots: Iterable[int], survivor: int) -> None:
+        """Kills what an execution started, at or after `tick`, while `survivor`, which ran it, lives on: neither
+        what descends from `keep_roots` nor what was adopted. What forks too fast to be outrun takes all with it."""
+        keep_roots = set(keep_roots)
+        for attempt in range(_ROUNDS):
+            processes = self._doomed(keep_roots)
+            doomed = [pid for pid, process in processes.items() if process.started >= tick and pid != survivor]
+            if not doomed:
+                return
+            for pid in doomed:
+                send(pid, signal.SIGSTOP if attempt == 0 and len(doomed) > 1 else KILL)
+            if attempt > 1:
+                time.sleep(0.001)
+        self.end_all()
+
+    def end_below(self, roots: Iterable[int]) -> None:
+        """Kills `roots`, all their descendants and the members of their sessions."""
+        roots = set(roots)
+        for _ in range(_ROUNDS):
+            processes = table()
+            doomed = descendants(processes, roots) & processes.keys() - {self._agent}
+            if not doomed:
+                return
+            for pid in doomed:
+                send(pid, KILL)
+            time.sleep(0.001)
+
+    def end_foreground(self, root: int, before: dict[int, Process]) -> None:
+        """Kills what `root` has below it that was not there `before`, save what ignores interrupts: jobs."""
+        processes = table()
+        for pid in (_below(processes, {root}) & processes.keys()) - {root}:
+            older = before.get(pid)
+            if (older is None or older.started != processes[pid].started) and not _ignores_interrupt(pid):
+                send(pid, KILL)
+
+    def end_all(self) -> None:
+        """Kills everything but the agent, at once."""
+        if self._first:
+            try:
+                os.kill(-1, KILL)
+            except ProcessLookupError:
+                return
+        else:
+            self.end_below(pid for pid, process in table().items() if process.parent == self._agent)
+
+    def _doomed(self, keep_roots: set[int]) -> dict[int, Process]:
+        processes = table()
+        self._adopted = {
+            pid: started
+            for pid, started in self._adopted.items()
+            if pid in processes and processes[pid].started == started
+        }
+        kept = descendants(processes, keep_roots | self._adopted.keys()) | {self._agent}
+        if self._first:
+            return {pid: process for pid, process in processes.items() if pid not in kept}
+        below = _below(processes, {self._agent})
+        return {pid: process for pid, process in processes.items() if pid in below and pid not in kept}
+
+
+def _ignores_interrupt(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123
+            lines = file.read(8192).split(b"\n")
+    except OSError:
+        return False
+    masks = [line.split()[1] for line in lines if line.startswith(b"SigIgn:")]
+    return bool(masks) and bool(int(masks[0], 16) & 1 << (signal.SIGINT - 1))

@@ -1,0 +1,238 @@
+"""Runs Python executions in the sandbox's one interpreter, and starts a new one, a new epoch, when it dies.
+
+Above: `executions`, `supervisor`. Below: `python_process`, `processes`.
+"""
+
+from __future__ import annotations
+
+from .memory import MemoryWatch
+from .processes import tick
+from .python_process import Interpreter
+from .run import images
+from .signals import signal
+from .spawn import SpawnError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .config import Config
+    from .executions import Executions
+    from .loop import Loop, Timer
+    from .run import Run
+    from .spawn import Spawner
+    from .supervisor import Children
+
+# From its start until it takes code: pre-imports are read from a cold disk, on a busy machine.
+_START_S = 60.0
+_OUTCOMES = {"ok": "ok", "exited": "ok", "raised": "raised", "interrupted": "raised"}
+
+
+class Python:
+    """The performer of kind "python"."""
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        spawner: Spawner,
+        children: Children,
+        executions: Executions,
+        launcher: str,
+        end_rest: Callable[[], None],
+        end_since: Callable[[int, int], None],
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._spawner = spawner
+        self._children = children
+        self._executions = executions
+        self._launcher = launcher
+        self._end_rest = end_rest
+        self._end_since = end_since
+        self._began = 0
+        self._interpreter: Interpreter | None = None
+        self._start_timer: Timer | None = None
+        self._starting_output = b""
+        self._run: Run | None = None
+        self._was_ready = False
+        self._after_death: list[Callable[[], None]] = []
+        self._memory = MemoryWatch(config.memory_bytes)
+        self.version = ""
+
+    # --- the interpreter's life
+
+    @property
+    def ready(self) -> bool:
+        return self._interpreter is not None and self._interpreter.ready
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._interpreter is None else self._interpreter.pid
+
+    def launch(self) -> None:
+        """Starts an interpreter where there is none. Raises SpawnError."""
+        if self._interpreter is not None:
+            return
+        self._starting_output = b""
+        try:
+            interpreter = Interpreter(
+                self._config, self._loop, self._spawner, self._launcher, self._ready, self._done, self._wrote
+            )
+        except OSError as error:
+            raise SpawnError(error.errno or 5, "the interpreter") from None
+        self._interpreter = interpreter
+        if self._was_ready:
+            self._was_ready = False
+            self._executions.epoch += 1
+        self._start_timer = self._loop.after(_START_S, lambda: interpreter.signal(signal.SIGKILL))
+        self._children.expect(interpreter.pid, lambda status, peak: self._died(interpreter, status, peak))
+
+    def restart(self, then: Callable[[], None]) -> None:
+        """Kills the interpreter; its death starts the next, and then calls `then`."""
+        if self._run is not None and self._run.why is None:
+            self._run.why = "operator"
+        if self._interpreter is None:
+            then()
+            return
+        self._after_death.append(then)
+        self._kill()
+
+    def _ready(self, _interpreter: Interpreter, version: str) -> None:
+        self._loop.cancel(self._start_timer)
+        self._was_ready = True
+        self.version = version
+        if self._starting_output:
+            self._executions.background(self._starting_output)
+            self._starting_output = b""
+        if self._run is not None:
+            self._begin(self._run)
+
+    def _died(self, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
+        interpreter.doomed = True
+        interpreter.output.drain()
+        interpreter.close()
+        self._loop.cancel(self._start_timer)
+        self._end_rest()
+        interpreter.output.drain()
+        if interpreter is self._interpreter:
+            self._interpreter = None
+        run, self._run = self._run, None
+        if run is not None:
+            self._end_of(run, interpreter, status, peak_bytes)
+        if interpreter.ready:
+            self._relaunch()
+        if run is not None:
+            self._executions.ended(run)
+        calls, self._after_death = self._after_death, []
+        for call in calls:
+            call()
+
+    def _relaunch(self) -> None:
+        try:
+            self.launch()
+        except SpawnError:
+            return  # the next execution tries again, and says what is wrong
+
+    def _end_of(self, run: Run, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
+        if run.started_at is None:
+            run.ending = "never_started"
+            run.state = "lost"
+            said = self._starting_output[-2000:].decode("utf-8", "replace").strip()
+            run.note(f"The interpreter did not start ({_status(status)}).{' It said: ' + said if said else ''}")
+        elif run.why is not None:
+            run.stopped("lost")
+        else:
+            run.died(status, self._memory.exhausted(status, peak_bytes), "lost")
+        if not interpreter.ready:
+            run.state = "lost"
+
+    # --- performing
+
+    def start(self, run: Run) -> None:
+        self._run = run
+        try:
+            self.launch()
+        except SpawnError:
+            self._run = None
+            raise
+        if self.ready:
+            self._begin(run)
+
+    def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
+        return (lambda: self._interrupt(run, wide=False), lambda: self._interrupt(run, wide=True), self._kill)
+
+    def pause(self, run: Run, paused: bool) -> None:
+        if self._interpreter is not None and (run is self._run or not paused):
+            self._interpreter.output.pause(paused)
+
+    def _begin(self, run: Run) -> None:
+        if self._interpreter is None:
+            return
+        self._interpreter.output.drain()  # of earlier cells' threads and children: background
+        self._memory.note()
+        self._began = tick()
+        self._executions.began(run)
+        code = run.call.get("code")
+        outputs = f"{self._config.data}/.outputs"
+        self._interpreter.run(run.sequence, code if isinstance(code, str) else "", run.cap, outputs)
+
+    def _interrupt(self, run: Run, *, wide: bool) -> None:
+        """`wide`: also what it started, as a terminal would. Not at first: a server that an earlier cell started
+        should outlive the interrupt, but `os.system` ignores interrupts for as long as its command runs."""
+        interpreter = self._interpreter
+        if interpreter is None or run is not self._run:
+            return
+        if run.started_at is None:
+            self._run = None
+            run.ending, run.state = "never_started", "kept"
+            run.cause = {"kind": run.why, "rung": None, "signal": None, "exit_code": None, "limit": None}
+            self._executions.ended(run)
+            return
+        interpreter.signal(signal.SIGCONT)
+        if wide:
+            interpreter.signal_group(signal.SIGINT)
+        else:
+            interpreter.signal(signal.SIGINT)
+
+    def _kill(self) -> None:
+        if self._interpreter is not None:
+            self._interpreter.signal_group(signal.SIGKILL)
+            self._interpreter.signal(signal.SIGKILL)
+
+    def _wrote(self, interpreter: Interpreter, data: bytes) -> None:
+        if not interpreter.ready:
+            self._starting_output = (self._starting_output + data)[-8192:]
+        elif interpreter is self._interpreter:
+            self._executions.wrote(data)
+        else:
+            self._executions.background(data)
+
+    def _done(self, interpreter: Interpreter, frame: dict[str, object]) -> None:
+        run = self._run
+        outcome = _OUTCOMES.get(str(frame.get("outcome")))
+        if interpreter is not self._interpreter or run is None or run.started_at is None:
+            return
+        if frame.get("n") != run.sequence or outcome is None:
+            interpreter.fail()
+            return
+        if run.why is not None:
+            self._end_since(self._began, interpreter.pid)
+        interpreter.output.drain()
+        self._run = None
+        value, error = frame.get("value"), frame.get("error")
+        run.value = value if isinstance(value, str) else None
+        run.error = error if isinstance(error, str) else None
+        run.images = images(frame.get("images"), self._config.data)
+        run.note(frame.get("note"))
+        if run.why is not None:
+            run.stopped("kept")
+        else:
+            run.ending = outcome
+        for note in self._memory.remarks(run):
+            run.note(note)
+        self._executions.ended(run)
+
+
+def _status(status: int) -> str:
+    return f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"

@@ -1,0 +1,167 @@
+"""One execution, from its request to its result frame. Plain data with the few rules that hold for both kinds.
+
+Above: `executions`. Below: `output`, `wire`.
+"""
+
+from __future__ import annotations
+
+import time
+
+from . import wire
+from .output import Capture
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .ladder import Ladder
+    from .loop import Timer
+    from .spool import Spool
+
+_NOTES = 20
+_NOTE_CHARACTERS = 1000
+_IMAGES = 20
+_FILES = 50
+
+
+class Run:
+    """What was asked, and what is known of it so far."""
+
+    def __init__(
+        self, attempt: str, digest: str, kind: str, call: dict[str, object], timeout: float, cap: int, queued: float
+    ) -> None:
+        self.attempt = attempt
+        self.digest = digest
+        self.kind = kind
+        self.call = call
+        self.timeout = timeout
+        self.cap = cap
+        self.queued_at = queued
+        self.sequence = 0
+        self.epoch = 0
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.ending = "never_started"
+        self.state = "kept"
+        self.why: str | None = None  # who climbs the ladder: "deadline", "cancel", "operator"
+        self.cause: dict[str, object] | None = None
+        self.capture = Capture(cap)
+        self.streamed = 0
+        self.spool: Spool | None = None
+        self.ladder: Ladder | None = None
+        self.deadline: Timer | None = None
+        self.value: str | None = None
+        self.error: str | None = None
+        self.images: list[dict[str, str]] = []
+        self.files: list[dict[str, object]] = []
+        self.exit_code: int | None = None
+        self.notes: list[str] = []
+        self.file: str | None = None
+        self.file_complete = True
+
+    def note(self, sentence: object) -> None:
+        if isinstance(sentence, str) and sentence and len(self.notes) < _NOTES:
+            self.notes.append(sentence[:_NOTE_CHARACTERS])
+
+    def stopped(self, state: str) -> None:
+        """The ladder ended it."""
+        self.ending = "timed_out" if self.why == "deadline" else "interrupted"
+        self.state = state
+        self._because(self.why or "operator", limit=self.timeout if self.why == "deadline" else None)
+
+    def died(self, status: int, out_of_memory: int | None, state: str) -> None:
+        """Its process ended by itself; `status` is what wait(2) said."""
+        self.ending = "killed"
+        self.state = state
+        signal, code = status & 0x7F, status >> 8
+        if out_of_memory is not None:
+            self._because("out_of_memory", signal=signal or None, limit=out_of_memory)
+        elif signal:
+            self._because("signal", signal=signal)
+        else:
+            self._because("exit", exit_code=code)
+
+    def _because(self, kind: str, **more: float | None) -> None:
+        rung = self.ladder.rung if self.ladder is not None else None
+        self.cause = {"kind": kind, "rung": rung, "signal": None, "exit_code": None, "limit": None, **more}
+
+    def result(self, session: str, background: dict[str, object] | None) -> dict[str, object]:
+        """The result frame, small enough for the host to take."""
+        frame: dict[str, object] = {
+            "t": "result",
+            "receipt": {
+                "session": session,
+                "epoch": self.epoch,
+                "sequence": self.sequence,
+                "attempt_id": self.attempt,
+                "digest": self.digest,
+                "queued_at": self.queued_at,
+                "started_at": self.started_at,
+                "ended_at": self.ended_at or time.time(),
+                "ending": self.ending,
+                "state": self.state,
+                "bytes_out": self.capture.bytes_out,
+                "bytes_cut": self.capture.bytes_cut,
+                "cause": self.cause,
+            },
+            "output": self.capture.frame(self.file, self.file_complete),
+            "background": background,
+            "value": _shorten(self.value, self.cap),
+            "error": _shorten(self.error, self.cap),
+            "images": self.images,
+            "files": self.files[:_FILES],
+            "exit_code": self.exit_code,
+            "notes": self.notes,
+        }
+        return _fit(frame)
+
+
+def images(value: object, data: str) -> list[dict[str, str]]:
+    """Those of a list of {path, mime} that have the shape of an image below `data`."""
+    good: list[dict[str, str]] = []
+    for item in value if isinstance(value, list) else []:
+        if not isinstance(item, dict):
+            continue
+        path, mime = item.get("path"), item.get("mime")
+        if not isinstance(path, str) or not isinstance(mime, str) or len(path) > 1024 or len(mime) > 64:
+            continue
+        if path.startswith(data + "/") and "\0" not in path and "/../" not in path and mime.startswith("image/"):
+            good.append({"path": path, "mime": mime})
+    return good[:_IMAGES]
+
+
+def _shorten(text: str | None, cap: int) -> str | None:
+    if text is None or len(text) <= cap:
+        return text
+    half = cap // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[len(text) - half :]}"
+
+
+def _fit(frame: dict[str, object]) -> dict[str, object]:
+    """Texts outside of ASCII take up to 12 bytes a character on the wire: what does not fit is cut further."""
+    cap = wire.MAX_CAP
+    while len(wire.encode(frame)) > wire.MAX_FRAME_TO_HOST - 1024 and cap > 100:
+        cap //= 2
+        for key in ("output", "background"):
+            output = frame[key]
+            if isinstance(output, dict):
+                _shrink(output, cap)
+        for key in ("value", "error"):
+            text = frame[key]
+            if isinstance(text, str):
+                frame[key] = _shorten(text, cap)
+        if cap < 1000:
+            frame["files"], frame["images"] = [], []
+    return frame
+
+
+def _shrink(output: dict[str, object], cap: int) -> None:
+    head, tail, cut = output["head"], output["tail"], output["cut_characters"]
+    if not isinstance(head, str) or not isinstance(tail, str) or not isinstance(cut, int):
+        return
+    if len(head) + len(tail) <= cap:
+        return
+    whole = head + tail if not cut else head
+    tail = tail if cut else whole[len(head) // 2 :]
+    head = head if cut else whole[: len(head) // 2]
+    before = len(head) + len(tail)
+    head, tail = head[: cap // 2], tail[max(0, len(tail) - cap // 2) :]
+    output.update(head=head, tail=tail, cut_characters=cut + before - len(head) - len(tail))

@@ -1,0 +1,203 @@
+"""Starts processes as the user's uid, with the user's limits: programs by exec, and our own workers by fork alone.
+
+Above: `python_process`, `shells`, `workers`. Below: fork(2). The agent has one thread, so a fork is safe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import time
+
+from . import kernel
+from .signals import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+    from .config import Config
+
+_NICENESS = 5  # the control channel answers first, whatever user code does with the cpu
+_FORK_TRIES = 10
+# Python ignores these, and an ignored signal stays ignored after exec.
+_DEFAULTS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+)
+
+
+class SpawnError(Exception):
+    """A process could not be started; `errno` says why."""
+
+    def __init__(self, errno: int, what: str) -> None:
+        super().__init__(f"{what}: {os.strerror(errno)}")
+        self.errno = errno
+
+
+class Spawner:
+    """Knows who user code is and what it may use. `relieve`: makes room when no program can be started;
+    a worker, which a call can do without, gives up instead."""
+
+    def __init__(self, config: Config, relieve: Callable[[], None]) -> None:
+        self._config = config
+        self._relieve = relieve
+        self._rlimits = _rlimits(config)
+        self._groups = config.drops
+
+    def program(
+        self,
+        command: Sequence[str],
+        *,
+        descriptors: Sequence[int],
+        environment: dict[str, str],
+        directory: str,
+    ) -> int:
+        """Executes `command` in a session of its own, with `descriptors` as 0, 1, 2, ... and no others. Returns its
+        pid once the new program runs. Raises SpawnError."""
+        failed_in, failed_out = os.pipe()
+        try:
+            pid = self._fork(self._relieve)
+            if pid == 0:
+                self._become(command, descriptors, environment, directory, failed_out)
+            os.close(failed_out)
+            failed_out = -1
+            said = os.read(failed_in, 256)
+        finally:
+            os.close(failed_in)
+            if failed_out >= 0:
+                os.close(failed_out)
+        if said:
+            number, _, what = said.decode("utf-8", "replace").partition(" ")
+            raise SpawnError(int(number), what)
+        if not self._config.drops:
+            _expose_to_out_of_memory(pid)  # it was hidden until it executed, and could not do it itself
+        return pid
+
+    def worker(self, work: Callable[[], None], descriptors: Sequence[int]) -> int:
+        """Runs `work` in a fork of the agent as the user's uid, with `descriptors` as 0, 1, ... and no others; it ends
+        with it. Returns its pid. Raises SpawnError."""
+        pid = self._fork()
+        if pid == 0:
+            status = 1
+            try:
+                self._enter(descriptors)
+                self._lower()
+                os.chdir("/")
+                work()
+                status = 0
+            finally:
+                os._exit(status)
+        return pid
+
+    @staticmethod
+    def _fork(relieve: Callable[[], None] | None = None) -> int:
+        for attempt in range(_FORK_TRIES):
+            try:
+                return os.fork()
+            except OSError as error:
+                if attempt + 1 == _FORK_TRIES:
+                    raise SpawnError(error.errno or 11, "no process can be started") from None
+                if attempt == 1 and relieve is not None:
+                    relieve()
+                time.sleep(0.005)
+        raise AssertionError
+
+    def _become(
+        self,
+        command: Sequence[str],
+        descriptors: Sequence[int],
+        environment: dict[str, str],
+        directory: str,
+        failed: int,
+    ) -> NoReturn:
+        what = "the sandbox refuses the user's limits"
+        try:
+            failed = self._enter(descriptors, failed)
+            self._lower()
+            what = f"cannot enter {directory}"
+            os.chdir(directory)
+            what = f"cannot execute {command[0][:100]}"
+            os.execvpe(command[0], list(command), environment)
+        except OSError as error:
+            os.write(failed, f"{error.errno} {what}".encode("utf-8", "replace"))
+        except BaseException as error:  # noqa: BLE001 - nothing of the parent may run on in the child
+            os.write(failed, f"22 {what} ({error})".encode("utf-8", "replace"))
+        finally:
+            os._exit(127)
+
+    @staticmethod
+    def _enter(descriptors: Sequence[int], spare: int | None = None) -> int:
+        """In the child, first: leaves everything of the agent behind. Returns the number that `spare` has now."""
+        signal.set_wakeup_fd(-1)
+        for number in _DEFAULTS:
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        return _rearrange(descriptors, spare)
+
+    def _lower(self) -> None:
+        config = self._config
+        if config.drops:
+            _expose_to_out_of_memory(os.getpid())
+        os.nice(_NICENESS)
+        for limit, value in self._rlimits:
+            _limit(limit, value)
+        os.umask(0o022)
+        if config.drops and config.uid is not None:
+            gid = config.uid if config.gid is None else config.gid
+            kernel.empty_bounding_set()
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(config.uid, config.uid, config.uid)
+
+
+def _rearrange(descriptors: Sequence[int], spare: int | None) -> int:
+    """`descriptors` become 0, 1, 2, ...; `spare` the next, closed on exec; everything else is closed."""
+    wanted = [*descriptors] if spare is None else [*descriptors, spare]
+    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(wanted)) for fd in wanted]
+    for number, fd in enumerate(held):
+        os.dup2(fd, number, inheritable=number < len(descriptors))
+    os.closerange(len(wanted), 1 << 20)
+    return len(descriptors)
+
+
+def _rlimits(config: Config) -> list[tuple[int, int]]:
+    limits = [(resource.RLIMIT_CORE, 0)]
+    if config.open_files is not None:
+        limits.append((resource.RLIMIT_NOFILE, config.open_files))
+    if config.processes is not None:
+        limits.append((resource.RLIMIT_NPROC, config.processes))
+    if config.disk_bytes is not None:
+        limits.append((resource.RLIMIT_FSIZE, config.disk_bytes))
+    if config.memory_rlimit and config.memory_bytes is not None:
+        # Not RLIMIT_AS: numeric libraries reserve far more addresses than they touch.
+        limits.append((resource.RLIMIT_DATA, config.memory_bytes))
+    return limits
+
+
+def _limit(limit: int, value: int) -> None:
+    hard = resource.getrlimit(limit)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+def _expose_to_out_of_memory(pid: int) -> None:
+    """The out-of-memory killer takes user code before the agent. Best effort: without /proc there is no other way."""
+    try:
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"1000")
+    except OSError:
+        return
+    finally:
+        os.close(fd)

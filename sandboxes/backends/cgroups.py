@@ -1,0 +1,207 @@
+"""A control group per sandbox: memory without swap, processes, cpu. Version 1 and version 2.
+
+Above: the bubblewrap backend, when it runs as root. Below: the cgroup file systems (kernel documentation,
+admin-guide/cgroup-v1 and admin-guide/cgroup-v2).
+
+Groups are made below the top of what is mounted (`/toolhost/NAME`), as container engines do, and not below the host's
+own group: a service manager that stops the host would kill every sandbox with it, and a host that comes back would
+find none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandboxes.spec import Limits, Usage
+
+PARENT = "toolhost"
+PERIOD_US = 100_000  # over which cpu time is accounted; the kernel's default
+# What the agent itself may use beside user code's processes, so that it can act when they have taken all of theirs.
+AGENT_PROCESSES = 8
+PIDS_MAX = 4_194_304  # the kernel's PID_MAX_LIMIT: it refuses to be told more
+PAUSE_S = 0.005
+MOUNTS = Path("/proc/self/mounts")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where each controller is mounted. In version 2 all are one directory. Empty: this machine has none of use."""
+
+    version: int
+    memory: Path | None = None
+    pids: Path | None = None
+    cpu: Path | None = None
+    cpuacct: Path | None = None
+
+    def roots(self) -> list[Path]:
+        found = [path for path in (self.memory, self.pids, self.cpu, self.cpuacct) if path is not None]
+        return list(dict.fromkeys(found))
+
+    def missing(self) -> list[str]:
+        """Limits that cannot be held here."""
+        names = {"memory": self.memory, "pids": self.pids, "cpu": self.cpu}
+        return [name for name, path in names.items() if path is None]
+
+
+def find(mounts: Path = MOUNTS) -> Hierarchies:
+    """The hierarchies of this machine that this process may make groups in. Raises OSError."""
+    controllers: dict[str, Path] = {}
+    unified: Path | None = None
+    for line in mounts.read_text().splitlines():
+        _, target, kind, options = line.split()[:4]
+        path = Path(target.encode().decode("unicode_escape"))
+        if kind == "cgroup2":
+            unified = path
+        elif kind == "cgroup":
+            for option in options.split(","):
+                controllers.setdefault(option, path)
+    # Both may be mounted: a controller belongs to version 2 only where version 1 has not taken it.
+    if unified is not None and "memory" not in controllers:
+        return _unified(unified)
+    usable = {name: path for name, path in controllers.items() if os.access(path, os.W_OK)}
+    return Hierarchies(1, usable.get("memory"), usable.get("pids"), usable.get("cpu"), usable.get("cpuacct"))
+
+
+def _unified(root: Path) -> Hierarchies:
+    parent = root / PARENT
+    try:
+        parent.mkdir(exist_ok=True)
+        available = (root / "cgroup.controllers").read_text().split()
+    except OSError:
+        return Hierarchies(2)
+    paths: dict[str, Path] = {}
+    for name in ("memory", "pids", "cpu"):
+        if name not in available:
+            continue
+        try:
+            for directory in (root, parent):
+                (directory / "cgroup.subtree_control").write_text(f"+{name}")
+        except OSError:  # busy: inside a container the top group holds processes; without rights; read-only
+            continue
+        paths[name] = root
+    return Hierarchies(2, paths.get("memory"), paths.get("pids"), paths.get("cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The control group of one sandbox, in every hierarchy."""
+
+    hierarchies: Hierarchies
+    name: str
+
+    def make(self, limits: Limits) -> None:
+        """Makes it with its limits. Raises OSError; `remove` then removes what was made."""
+        for root in self.hierarchies.roots():
+            (root / PARENT / self.name).mkdir(parents=True, exist_ok=True)
+        self._limit_memory(limits.memory_bytes)
+        if (pids := self._path(self.hierarchies.pids)) is not None:
+            (pids / "pids.max").write_text(str(min(limits.processes + AGENT_PROCESSES, PIDS_MAX)))
+        if (cpu := self._path(self.hierarchies.cpu)) is not None:
+            quota = max(1000, int(limits.cpus * PERIOD_US))
+            if self.hierarchies.version == 2:
+                (cpu / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+            else:
+                (cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (cpu / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def _limit_memory(self, limit: int) -> None:
+        memory = self._path(self.hierarchies.memory)
+        if memory is None:
+            return
+        if self.hierarchies.version == 2:
+            (memory / "memory.max").write_text(str(limit))
+            swap = memory / "memory.swap.max"
+        else:
+            (memory / "memory.limit_in_bytes").write_text(str(limit))
+            swap = memory / "memory.memsw.limit_in_bytes"
+        # Absent where the kernel accounts no swap. In version 1 it is memory and swap together.
+        if swap.exists():
+            swap.write_text("0" if self.hierarchies.version == 2 else str(limit))
+
+    def add(self, pid: int) -> None:
+        """Moves a process into it; what it starts from now on is in it too. Raises OSError."""
+        for root in self.hierarchies.roots():
+            (root / PARENT / self.name / "cgroup.procs").write_text(str(pid))
+
+    def processes(self) -> list[int]:
+        """Pids of what is in it now."""
+        found: set[int] = set()
+        for root in self.hierarchies.roots():
+            with contextlib.suppress(FileNotFoundError, OSError):
+                found.update(int(line) for line in (root / PARENT / self.name / "cgroup.procs").read_text().split())
+        return sorted(found)
+
+    def remove(self, timeout_s: float) -> bool:
+        """Kills what is still in it and removes it. True when nothing of it is left. Idempotent."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.processes():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(PAUSE_S)
+        return all(_remove(root / PARENT / self.name, deadline) for root in self.hierarchies.roots())
+
+    def usage(self) -> Usage:
+        """What it uses now; what this machine does not account is None."""
+        version = self.hierarchies.version
+        memory = self._path(self.hierarchies.memory)
+        pids = self._path(self.hierarchies.pids)
+        return Usage(
+            memory_bytes=_number(memory, "memory.current" if version == 2 else "memory.usage_in_bytes"),
+            cpu_s=self._cpu_s(),
+            processes=_number(pids, "pids.current"),
+            oom_kills=_field(memory, "memory.events" if version == 2 else "memory.oom_control", "oom_kill"),
+        )
+
+    def _cpu_s(self) -> float | None:
+        if self.hierarchies.version == 2:
+            spent = _field(self._path(self.hierarchies.cpu), "cpu.stat", "usage_usec")
+            return None if spent is None else spent / 1e6
+        spent = _number(self._path(self.hierarchies.cpuacct), "cpuacct.usage")
+        return None if spent is None else spent / 1e9
+
+    def _path(self, root: Path | None) -> Path | None:
+        return None if root is None else root / PARENT / self.name
+
+
+def _number(directory: Path | None, name: str) -> int | None:
+    if directory is None:
+        return None
+    try:
+        return int((directory / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _field(directory: Path | None, name: str, field: str) -> int | None:
+    if directory is None:
+        return None
+    try:
+        text = (directory / name).read_text()
+    except OSError:
+        return None
+    fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
+    return int(fields[field]) if field in fields else None
+
+
+def _remove(path: Path, deadline: float) -> bool:
+    while True:
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            # The last process has ended, and the kernel is not yet done with the group.
+            if error.errno != errno.EBUSY or time.monotonic() >= deadline:
+                return False
+            time.sleep(PAUSE_S)
+        else:
+            return True

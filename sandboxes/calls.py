@@ -1,0 +1,374 @@
+"""Calls: one after the other in each session, each with one outcome, none of them twice.
+
+Above: `manager`. Below: `keeper`, `starter`, `session`.
+
+What makes that true when the host dies at any moment:
+
+- An attempt whose id the caller chose is committed to the ledger before its code runs, so a retry after a restart
+  finds it. An id that the host minted is known to nobody who could retry; it is registered with its outcome.
+- The agent keeps every result until it is acknowledged, and it is acknowledged only after the ledger has committed.
+  So the outcome goes to the caller while the commit is still under way: it can be fetched from the agent again.
+- The agent has its own table of attempts, so an `exec` repeated after a broken connection joins the first.
+- When the sandbox is lost, its unsettled attempts are settled as lost before another sandbox starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator
+
+from sandboxes.client import Bound
+from sandboxes.errors import (
+    AttemptConflict,
+    AttemptExpired,
+    AttemptUnknown,
+    CallRefused,
+    ChannelLost,
+    NoCapacity,
+    SandboxError,
+    StateLost,
+)
+from sandboxes.events import ExecutionEvent, OnEvent, Queued, Started
+from sandboxes.keeper import Keeper
+from sandboxes.lifecycle import OVER, Phase, Transition
+from sandboxes.receipts import lost_outcome, never_started_outcome
+from sandboxes.sandbox import Sandbox
+from sandboxes.session import Run, Session
+from sandboxes.spec import CauseKind, Ending, Execution, Outcome
+from sandboxes.starter import SessionOver, Starter
+from sandboxes.stores.base import AttemptRecord
+
+
+class Calls:
+    """Performs executions of sessions."""
+
+    def __init__(self, keeper: Keeper, starter: Starter) -> None:
+        self._keeper = keeper
+        self._starter = starter
+
+    def begin(self, session: Session, execution: Execution, on_event: OnEvent | None) -> Run:
+        """The run of an execution: a new one, or the one of the same attempt that is under way.
+
+        Raises AttemptConflict, CallRefused.
+        """
+        digest = execution.digest()
+        attempt_id = execution.attempt_id or secrets.token_hex(16)
+        run = session.runs.get(attempt_id)
+        if run is None:
+            self._check(session, execution)
+            run = Run(attempt_id, digest, execution, self._keeper.clock.now())
+            session.runs[attempt_id] = run
+            session.queue.append(run)
+            run.task = asyncio.create_task(self._perform(session, run), name="call")
+            run.task.add_done_callback(lambda task: self._ended(session, run, task))
+        elif run.digest != digest:
+            raise AttemptConflict(
+                "this attempt id was used before with other arguments; nothing ran: use a new id",
+                session=str(session.key),
+                attempt=attempt_id,
+            )
+        if on_event is not None:
+            run.listeners.append(_later(on_event))
+        return run
+
+    async def wait(self, session: Session, run: Run) -> Outcome:
+        """Its outcome. Cancelling the last one who waits ends what runs, by the ladder. Raises SessionOver."""
+        run.waiters += 1
+        try:
+            return await self._watch(session, run)
+        except asyncio.CancelledError:
+            if run.waiters == 1:
+                self.abandon(session, run, "cancel")
+            raise
+        finally:
+            run.waiters -= 1
+
+    async def _watch(self, session: Session, run: Run) -> Outcome:
+        assert run.task is not None
+        try:
+            return await asyncio.shield(run.task)
+        except asyncio.CancelledError:
+            if run.task.cancelled() and not _being_cancelled():
+                if session.phase in OVER:
+                    raise SessionOver from None
+                raise CallRefused("the call was taken back before it ran", attempt=run.attempt_id) from None
+            raise
+
+    def abandon(self, session: Session, run: Run, why: str) -> None:
+        """Nobody wants it any more: takes it back, or ends it by the ladder; its outcome goes to the ledger."""
+        if run.outcome is not None or run.task is None or run.task.done():
+            return
+        run.cancelled = True
+        if not run.registered:
+            run.task.cancel()
+        elif session.running is run and session.sandbox is not None:
+            self._keeper.spawn(session.sandbox.cancel(run.attempt_id, why), "cancel")
+
+    async def collect(self, session: Session, attempt_id: str) -> Outcome:
+        """The outcome of an attempt of an open session. Raises AttemptUnknown, AttemptExpired, ChannelLost."""
+        run = session.runs.get(attempt_id)
+        if run is not None and run.task is not None:
+            return await self._watch(session, run) if run.outcome is None else run.outcome
+        known = await self._keeper.store.attempt(session.key, attempt_id)
+        if known is not None and (known.receipt is not None):
+            return kept(known)
+        sandbox = session.sandbox
+        try:
+            if sandbox is None:
+                raise AttemptUnknown("no attempt of this id is known in this session")
+            outcome = await sandbox.attach(attempt_id, self._bound(None))
+        except AttemptUnknown:
+            if known is None:
+                raise
+            raise AttemptExpired("this attempt's result is no longer kept", attempt=attempt_id) from None
+        self._note(session, outcome)
+        run = Run(attempt_id, outcome.receipt.digest, None, outcome.receipt.queued_at, outcome=outcome)
+        await self._keeper.settle([(session, run)])
+        return outcome
+
+    def take_over(self, session: Session, attempt_id: str, digest: str, queued_at: float) -> Run:
+        """After a restart: joins what runs inside, or fetches what was kept, so that it gets into the ledger."""
+        run = Run(attempt_id, digest, None, queued_at, registered=True)
+        session.runs[attempt_id] = run
+        session.queue.append(run)
+        run.task = asyncio.create_task(self._perform_taken_over(session, run), name="take-over")
+        run.task.add_done_callback(lambda task: self._ended(session, run, task))
+        return run
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _check(self, session: Session, execution: Execution) -> None:
+        if execution.timeout_s is not None and not execution.timeout_s > 0:
+            raise CallRefused("the timeout must be a number of seconds above 0")
+        if len(execution.attempt_id) > 128 or not execution.attempt_id.isascii():
+            raise CallRefused("the attempt id must be at most 128 ASCII characters")
+        if len(session.queue) >= self._keeper.settings.max_waiting_calls:
+            raise NoCapacity(
+                f"at capacity: {len(session.queue)} calls of this session wait already; try again later",
+                session=str(session.key),
+            )
+
+    def _bound(self, execution: Execution | None) -> Bound:
+        settings = self._keeper.settings
+        asked = execution.timeout_s if execution is not None else settings.max_timeout_s
+        timeout_s = settings.timeout_s if asked is None else min(asked, settings.max_timeout_s)
+        return Bound(timeout_s, settings.grace_step_s)
+
+    async def _perform(self, session: Session, run: Run) -> Outcome:
+        execution = run.execution
+        assert execution is not None
+        async with self._turn(session, run):
+            if execution.attempt_id and session.phase is not Phase.IDLE:  # what is known starts no sandbox
+                known = await self._known(session, run)
+                if known is not None:
+                    return known
+            sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
+            run.registered = True
+            if execution.attempt_id:
+                registered = await self._keeper.store.register(self._keeper.record_of(session, run))
+                if (known := self._settled(session, run, registered)) is not None:
+                    return known
+                if session.phase is Phase.LOST:  # in this moment
+                    sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
+            if run.cancelled:
+                return self._never_started(session, run, "the call was cancelled before its code ran")
+            if session.phase in OVER:
+                return self._never_started(session, run, f"{session.end_note}; the code did not run")
+            return await self._run(session, run, sandbox, execution)
+
+    def _never_started(self, session: Session, run: Run, note: str) -> Outcome:
+        keeper = self._keeper
+        record = keeper.record_of(session, run)
+        run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note)
+        keeper.settle_soon(session, run)
+        return run.outcome
+
+    async def _run(self, session: Session, run: Run, sandbox: Sandbox, execution: Execution) -> Outcome:
+        keeper = self._keeper
+        session.queue.remove(run)
+        session.running = run
+        session.change(Transition.CALL)
+        started: list[tuple[Started, float]] = []
+
+        def on_event(event: ExecutionEvent) -> None:
+            if isinstance(event, Started):
+                started.append((event, keeper.clock.now()))
+            run.emit(event)
+
+        try:
+            outcome = await sandbox.execute(
+                run.attempt_id,
+                run.digest,
+                execution.call,
+                self._bound(execution),
+                cap=execution.max_characters or keeper.settings.max_characters,
+                queued_at=run.queued_at,
+                on_event=on_event,
+            )
+        except StateLost as error:
+            outcome = self._lost(session, run, error, started)
+        except ChannelLost:
+            session.astray.add(run.attempt_id)
+            raise
+        finally:
+            session.running = None
+            if session.phase is Phase.RUNNING:
+                session.change(Transition.DONE)
+        return self._finish(session, run, outcome)
+
+    def _finish(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
+        keeper = self._keeper
+        receipt = dataclasses.replace(outcome.receipt, session=str(session.key), digest=run.digest)
+        outcome = dataclasses.replace(outcome, receipt=receipt)
+        if session.record.lost_reason is not None and receipt.ending is not Ending.LOST:
+            outcome = dataclasses.replace(outcome, state_lost_before=session.record.lost_reason)
+            session.update(lost_reason=None)
+        self._note(session, outcome)
+        run.outcome = outcome
+        keeper.observer.execution_ended(session.key, receipt)
+        keeper.settle_soon(session, run)
+        return outcome
+
+    def _note(self, session: Session, outcome: Outcome) -> None:
+        record = session.record
+        session.update(
+            epoch=max(record.epoch, outcome.receipt.epoch),
+            sequence=max(record.sequence, outcome.receipt.sequence),
+            calls=record.calls + 1,
+        )
+        session.touch(self._keeper.clock.now())
+
+    def _lost(self, session: Session, run: Run, error: StateLost, started: list[tuple[Started, float]]) -> Outcome:
+        """The sandbox went while it ran. Loses it, unless the session is being closed, which ended it."""
+        keeper = self._keeper
+        closing = session.phase in OVER
+        if closing:
+            note = f"{session.end_note}; the code was ended"
+        else:
+            note = f"the sandbox was lost while the code ran: {error.message}; variables are lost, files are kept"
+            keeper.lose(session, f"the sandbox is gone: {error.message}", tell=not run.waiters)
+        return lost_outcome(
+            session.record,
+            keeper.record_of(session, run),
+            keeper.clock.now(),
+            note=note,
+            sequence=started[-1][0].sequence if started else session.record.sequence + 1,
+            started_at=started[-1][1] if started else None,
+            kind=CauseKind.CANCEL if closing else CauseKind.SANDBOX_LOST,
+            ending=Ending.KILLED if closing else Ending.LOST,
+        )
+
+    async def _known(self, session: Session, run: Run) -> Outcome | None:
+        """What the ledger has of an attempt with an id of the caller's. Raises AttemptConflict, AttemptExpired."""
+        if session.disposal is not None:
+            await asyncio.shield(session.disposal)
+        known = await self._keeper.store.attempt(session.key, run.attempt_id)
+        return None if known is None else self._settled(session, run, known)
+
+    def _settled(self, session: Session, run: Run, known: AttemptRecord) -> Outcome | None:
+        """Its outcome, if it has one already. Raises AttemptConflict, AttemptExpired."""
+        if known.digest != run.digest:
+            raise AttemptConflict(
+                "this attempt id was used before with other arguments; nothing ran: use a new id",
+                session=str(session.key),
+                attempt=run.attempt_id,
+            )
+        if known.receipt is not None:
+            return kept(known)
+        if known.incarnation != session.record.incarnation:
+            raise AttemptExpired("this attempt ran in a session that is closed; its result is not kept")
+        return None  # it is unsettled in this very session: `exec` joins it, or runs it if it never arrived
+
+    async def _perform_taken_over(self, session: Session, run: Run) -> Outcome:
+        keeper = self._keeper
+        async with self._turn(session, run):
+            sandbox = session.sandbox
+            if sandbox is None or session.phase not in (Phase.IDLE, Phase.RUNNING):
+                raise SessionOver
+            session.queue.remove(run)
+            session.running = run
+            if session.phase is Phase.IDLE:
+                session.change(Transition.CALL)
+            try:
+                outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
+            except StateLost as error:
+                outcome = self._lost(session, run, error, [])
+            except ChannelLost:
+                session.astray.add(run.attempt_id)
+                raise
+            except AttemptUnknown:
+                note = "the host stopped before this call reached the sandbox; nothing ran"
+                outcome = never_started_outcome(
+                    session.record, keeper.record_of(session, run), keeper.clock.now(), note
+                )
+            finally:
+                session.running = None
+                if session.phase is Phase.RUNNING:
+                    session.change(Transition.DONE)
+            if not run.digest:
+                run.digest = outcome.receipt.digest
+            run.queued_at = outcome.receipt.queued_at
+            lost_reason = session.record.lost_reason
+            outcome = self._finish(session, run, outcome)
+            if lost_reason is not None:  # nobody reads this outcome now: the next one tells
+                session.update(lost_reason=lost_reason)
+            return outcome
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, session: Session, run: Run) -> AsyncIterator[None]:
+        """One at a time, in the order of arrival. Raises SessionOver when the session closed meanwhile."""
+        try:
+            if session.turn.locked():
+                began = time.perf_counter()
+                run.emit(Queued("turn", session.queue.index(run) + 1))
+                await session.turn.acquire()
+                self._keeper.observer.queued(session.key, "turn", time.perf_counter() - began)
+            else:
+                await session.turn.acquire()
+            try:
+                if session.phase in OVER:
+                    raise SessionOver
+                yield
+            finally:
+                session.turn.release()
+        finally:
+            if run in session.queue:
+                session.queue.remove(run)
+
+    def _ended(self, session: Session, run: Run, task: asyncio.Task[Outcome]) -> None:
+        if run in session.queue:  # it was cancelled before it began
+            session.queue.remove(run)
+        if task.cancelled() or task.exception() is not None or run.outcome is None:
+            session.runs.pop(run.attempt_id, None)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, SandboxError):
+            error.session = error.session or str(session.key)
+            error.attempt = error.attempt or run.attempt_id
+
+
+def kept(known: AttemptRecord) -> Outcome:
+    """The outcome of a settled attempt. Raises AttemptExpired when its text was pruned."""
+    if known.outcome is None:
+        raise AttemptExpired(
+            "this attempt ran, and its result is no longer kept; it is not run again", attempt=known.attempt_id
+        )
+    return known.outcome
+
+
+def _later(on_event: OnEvent) -> OnEvent:
+    """A listener that cannot harm who calls it."""
+    loop = asyncio.get_running_loop()
+
+    def later(event: ExecutionEvent) -> None:
+        loop.call_soon(on_event, event)
+
+    return later
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

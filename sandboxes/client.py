@@ -1,0 +1,455 @@
+"""The host's end of the wire: one connection to one agent; requests by id, many waiters, streamed output.
+
+Above: `manager` and `session`. Below: `agent.wire`, `codec`, a backend's channel.
+
+What an agent sends is hostile. A line is size-capped while it is read, every field is checked, and whatever is not of
+the protocol ends the connection with WireError for all who wait: nothing else of the host notices. A reply for which
+nobody waits is dropped. No method waits without a bound.
+
+A lost connection loses nothing: the execution goes on inside, and its result is kept until `ack`. ChannelLost tells
+the caller to connect again and `attach`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sandboxes import codec
+from sandboxes.agent import wire
+from sandboxes.backends.base import Channel
+from sandboxes.errors import (
+    AttemptConflict,
+    AttemptUnknown,
+    CallRefused,
+    ChannelLost,
+    ChannelStalled,
+    NoCapacity,
+    SandboxError,
+    StateLost,
+    WireError,
+)
+from sandboxes.events import ExecutionEvent, OnEvent, Printed, Started
+from sandboxes.spec import Outcome, PythonCall, ShellCall
+
+_T = TypeVar("_T")
+
+REPLY_S = 10.0  # a plain request's answer; an agent answers these at once, whatever user code does
+START_S = 60.0  # from `accepted` to `started`: the interpreter may have to be started first, with its pre-imports
+MARGIN_S = 10.0  # beyond the deadline and the ladder, before the connection counts as lost
+CONNECT_S = 15.0
+PIECES_AHEAD = 8  # data frames that wait for a slow reader of a file, before the connection waits with them
+READ_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What an agent says of itself when a connection opens. `claim` is (ticket, session) once it was given to one."""
+
+    sandbox: str
+    python: str
+    state: str
+    claim: tuple[str, str] | None
+    epoch: int
+    sequence: int
+    running: str | None
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How long an execution may take: its own deadline, and one step of the ladder. Seconds."""
+
+    timeout_s: float
+    grace_s: float = 2.0
+
+    @property
+    def backstop_s(self) -> float:
+        return self.timeout_s + 2 * self.grace_s + MARGIN_S
+
+
+class _Waiter:
+    """Who waits for the replies to one request. Frames that come before it looks are kept: at most `PIECES_AHEAD`
+    of data (the connection waits), while the start and the output of an execution go straight to `watch`, in their
+    order; output is never kept."""
+
+    def __init__(self, watch: Callable[[codec.Fields], None] | None = None) -> None:
+        self.watch = watch
+        self.frames: asyncio.Queue[codec.Fields | SandboxError] = asyncio.Queue()
+        self.data = asyncio.Semaphore(PIECES_AHEAD)
+
+
+class AgentClient:
+    """One open connection. Made by `connect`; closed once by who made it."""
+
+    def __init__(self, channel: Channel, hello: Hello, on_lost: Callable[[], None] | None) -> None:
+        """Use `connect`."""
+        self.hello = hello
+        self._channel = channel
+        self._on_lost = on_lost
+        self._ids = itertools.count(1)
+        self._waiters: dict[int, _Waiter] = {}
+        self._failure: SandboxError | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._lines: _Lines
+
+    @classmethod
+    async def connect(cls, channel: Channel, *, on_lost: Callable[[], None] | None = None) -> AgentClient:
+        """The handshake. Takes the channel over, also when it raises WireError, ChannelLost or StateLost."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                channel.writer.write(wire.encode({"t": "hello", "v": wire.VERSION, "nonce": channel.nonce, "id": 0}))
+                await channel.writer.drain()
+                lines = _Lines(channel.reader)
+                hello = _read_hello(await lines.next())
+        except TimeoutError:
+            await channel.close()
+            raise ChannelStalled("the agent did not answer the handshake in time") from None
+        except (OSError, EOFError):
+            await channel.close()
+            raise ChannelLost("the connection ended during the handshake") from None
+        except BaseException:
+            await channel.close()
+            raise
+        client = cls(channel, hello, on_lost)
+        client._lines = lines
+        client._reading = asyncio.create_task(client._read(), name="agent-client")
+        return client
+
+    @property
+    def alive(self) -> bool:
+        return self._failure is None
+
+    async def close(self) -> None:
+        """Ends the connection; the sandbox lives on. Idempotent, never raises."""
+        self._on_lost = None
+        self._fail(ChannelLost("the connection was closed"))
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await self._channel.close()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def ping(self) -> None:
+        await self._ask("ping")
+
+    async def claim(self, ticket: str, session: str, epoch: int, sequence: int) -> None:
+        """Binds the sandbox to a session. Raises StateLost when it belongs to another one."""
+        await self._ask("claim", ticket=ticket, session=session, epoch=epoch, sequence=sequence)
+
+    async def execute(
+        self,
+        attempt: str,
+        digest: str,
+        call: PythonCall | ShellCall,
+        bound: Bound,
+        *,
+        cap: int,
+        queued_at: float,
+        on_event: OnEvent | None = None,
+    ) -> Outcome:
+        """Runs a call, joins it or fetches its kept result. Raises AttemptConflict, CallRefused, NoCapacity and, when
+        its outcome did not come within the bound, ChannelLost."""
+        kind = "python" if isinstance(call, PythonCall) else "shell"
+        return await self._outcome(
+            attempt,
+            bound,
+            on_event,
+            t="exec",
+            digest=digest,
+            kind=kind,
+            call=call.arguments(),
+            timeout=bound.timeout_s,
+            cap=min(cap, wire.MAX_CAP),
+            queued=queued_at,
+        )
+
+    async def attach(self, attempt: str, bound: Bound, on_event: OnEvent | None = None) -> Outcome:
+        """Joins a running attempt or fetches a kept one. Raises AttemptUnknown, ChannelLost."""
+        return await self._outcome(attempt, bound, on_event, t="attach")
+
+    async def cancel(self, attempt: str, why: str) -> None:
+        """Climbs the ladder; the outcome goes to who waits for it. `why`: "cancel" or "operator"."""
+        await self._ask("cancel", attempt=attempt, why=why)
+
+    async def ack(self, attempts: list[str]) -> None:
+        await self._ask("ack", attempts=attempts)
+
+    async def restart(self) -> int:
+        """A new interpreter. Returns its epoch."""
+        return codec.count(await self._ask("restart"), "epoch")
+
+    async def status(self) -> codec.Fields:
+        return codec.mapping((await self._ask("status")).get("status"), "status")
+
+    async def stop(self) -> None:
+        await self._ask("stop")
+
+    async def list_files(self, path: str) -> list[codec.Fields]:
+        found = (await self._ask("files", deadline_s=60, op="list", path=path)).get("files")
+        if not isinstance(found, list):
+            raise self._broke("files: not a list")
+        return [self._checked(codec.mapping, item, "files") for item in found]
+
+    async def put_file(self, path: str, upload: str, offset: int, piece: bytes, *, last: bool) -> int:
+        """One piece of an upload. Returns the size so far."""
+        frame = await self._ask(
+            "files",
+            deadline_s=60,
+            op="put",
+            path=path,
+            upload=upload,
+            offset=offset,
+            piece=base64.b64encode(piece).decode(),
+            last=last,
+        )
+        return self._checked(codec.count, frame, "size")
+
+    async def remove_file(self, path: str) -> None:
+        await self._ask("files", deadline_s=60, op="remove", path=path)
+
+    async def get_file(self, path: str, limit: int, *, op: str = "get") -> AsyncIterator[bytes]:
+        """The pieces of a file, or with `op="tar"` of an archive of a directory. Raises CallRefused over `limit`."""
+        received = 0
+        ident, waiter = self._send("files", None, op=op, path=path, limit=limit)
+        try:
+            while True:
+                frame = await self._next(waiter, 60)
+                if frame["t"] == "ok":
+                    return
+                if frame["t"] != "data":
+                    raise self._broke("files: neither data nor an end")
+                waiter.data.release()
+                piece = self._checked(_read_piece, frame)
+                received += len(piece)
+                if received > limit:
+                    raise self._broke("files: more than was asked for")
+                yield piece
+        finally:
+            self._waiters.pop(ident, None)
+            waiter.data.release()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, kind: str, /, deadline_s: float = REPLY_S, **fields: object) -> codec.Fields:
+        ident, waiter = self._send(kind, None, **fields)
+        try:
+            frame = await self._next(waiter, deadline_s)
+            if frame["t"] != "ok":
+                raise self._broke(f"{frame['t']} in answer to {kind}")
+            return frame
+        finally:
+            self._waiters.pop(ident, None)
+
+    async def _outcome(
+        self, attempt: str, bound: Bound, on_event: OnEvent | None, *, t: str, **fields: object
+    ) -> Outcome:
+        def watch(frame: codec.Fields) -> None:
+            if frame["t"] == "started":
+                event: ExecutionEvent = _read_started(attempt, frame)
+            else:
+                event = Printed(attempt, codec.text(frame, "text")[: wire.OUTPUT_PIECE])
+            if on_event is not None:
+                on_event(event)
+
+        ident, waiter = self._send(t, watch, attempt=attempt, **fields)
+        try:
+            # After `accepted` an earlier execution may still run (this one then waits its turn inside): as long as the
+            # connection answers pings, its own bound begins when it started.
+            deadline_s = REPLY_S
+            while True:
+                frame = await self._next(waiter, deadline_s)
+                if frame["t"] == "accepted":
+                    deadline_s = START_S + bound.backstop_s
+                elif frame["t"] == "started":
+                    deadline_s = bound.backstop_s
+                elif frame["t"] == "result":
+                    outcome = self._checked(codec.read_outcome, frame)
+                    if outcome.receipt.attempt_id != attempt:
+                        raise self._broke("the result of another attempt")
+                    return outcome
+                else:
+                    raise self._broke(f"{frame['t']} in answer to {t}")
+        finally:
+            self._waiters.pop(ident, None)
+
+    def _send(
+        self, kind: str, watch: Callable[[codec.Fields], None] | None, /, **fields: object
+    ) -> tuple[int, _Waiter]:
+        if self._failure is not None:
+            raise self._failure
+        ident = next(self._ids)
+        line = wire.encode({"t": kind, "id": ident, **fields})
+        if len(line) > wire.MAX_FRAME_TO_AGENT:
+            raise CallRefused(f"the call is larger than {wire.MAX_FRAME_TO_AGENT >> 20} MiB; send less")
+        waiter = self._waiters[ident] = _Waiter(watch)
+        self._channel.writer.write(line)
+        return ident, waiter
+
+    async def _next(self, waiter: _Waiter, deadline_s: float) -> codec.Fields:
+        """The next reply. Raises what the connection died of, the agent's error, or ChannelLost at the deadline."""
+        if waiter.frames.empty() and self._failure is not None:
+            raise self._failure
+        try:
+            async with asyncio.timeout(deadline_s):
+                frame = await waiter.frames.get()
+        except TimeoutError:
+            # It is open and does not answer: nobody else should wait for it either.
+            lost = ChannelStalled("transport lost: no answer in time; the result can be fetched again")
+            self._fail(lost)
+            raise lost from None
+        if isinstance(frame, SandboxError):
+            raise frame
+        if frame["t"] == "error":
+            raise self._checked(_read_error, frame)
+        return frame
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                frame = await self._lines.next()
+                ident = frame.get("id")
+                waiter = self._waiters.get(ident) if isinstance(ident, int) else None
+                if waiter is None:
+                    if frame["t"] == "error" and ident in (0, None):
+                        self._fail(WireError(f"the agent ended the connection: {_read_error(frame)}"))
+                        return
+                    continue
+                if frame["t"] in ("output", "started") and waiter.watch is not None:
+                    waiter.watch(frame)
+                if frame["t"] == "output":
+                    continue
+                if frame["t"] == "data":
+                    await waiter.data.acquire()
+                elif waiter.frames.qsize() > PIECES_AHEAD + 4:
+                    raise WireError("the agent sent more replies than a request has")
+                waiter.frames.put_nowait(frame)
+        except WireError as error:
+            self._fail(error)
+        except ValueError as error:
+            self._fail(WireError(f"not of the protocol: {error}"))
+        except (OSError, EOFError):
+            self._fail(ChannelLost("transport lost: the connection ended; the result can be fetched again"))
+
+    def _fail(self, error: SandboxError) -> None:
+        """The connection is over, for everybody. The first reason stays."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        for waiter in self._waiters.values():
+            waiter.frames.put_nowait(error)
+        self._channel.writer.close()
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def _broke(self, what: str) -> WireError:
+        error = WireError(f"the agent broke the protocol: {what}")
+        self._fail(error)
+        return error
+
+    def _checked(self, read: Callable[..., _T], *values: object) -> _T:
+        try:
+            return read(*values)
+        except ValueError as error:
+            raise self._broke(str(error)) from None
+
+
+class _Lines:
+    """Frames of a byte stream, at most MAX_FRAME_TO_HOST each, whatever the reader's own limit is."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._buffer = bytearray()
+        self._searched = 0
+
+    async def next(self) -> codec.Fields:
+        """The next frame. Raises EOFError at the end, OSError, WireError."""
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            if self._searched > wire.MAX_FRAME_TO_HOST:
+                raise WireError("the agent sent a line that is too long")
+            piece = await self._reader.read(READ_BYTES)
+            if not piece:
+                raise EOFError
+            self._buffer += piece
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        if end > wire.MAX_FRAME_TO_HOST:
+            raise WireError("the agent sent a line that is too long")
+        try:
+            return wire.decode(line, wire.REPLIES)
+        except wire.FrameError as error:
+            raise WireError(f"the agent broke the protocol: {error}") from None
+
+
+def _read_hello(frame: codec.Fields) -> Hello:
+    if frame["t"] == "error":
+        raise _read_error(frame)
+    if frame["t"] != "hello":
+        raise WireError("the agent did not begin with hello")
+    try:
+        if codec.count(frame, "v") != wire.VERSION:
+            raise WireError(f"the agent speaks version {frame['v']!r}, this host {wire.VERSION}: restart the session")
+        claim = frame.get("claim")
+        if claim is not None:
+            fields = codec.mapping(claim, "claim")
+            claim = (codec.name(fields, "ticket"), codec.name(fields, "session"))
+        kept = frame.get("kept")
+        if not isinstance(kept, list) or len(kept) > codec.MAX_ITEMS * 10:
+            raise ValueError("kept: not a list")
+        return Hello(
+            sandbox=codec.name(frame, "sandbox"),
+            python=codec.name(frame, "python"),
+            state=codec.name(frame, "state"),
+            claim=claim,
+            epoch=codec.count(frame, "epoch"),
+            sequence=codec.count(frame, "sequence"),
+            running=None if frame.get("running") is None else codec.name(frame, "running"),
+            kept=tuple(codec.name({"kept": item}, "kept") for item in kept),
+        )
+    except ValueError as error:
+        raise WireError(f"the agent's hello is wrong: {error}") from None
+
+
+def _read_error(frame: codec.Fields) -> SandboxError:
+    """The error of a frame. Raises ValueError when its code is not of the closed list."""
+    code, message = codec.name(frame, "code"), codec.text(frame, "message")[:500]
+    if code not in wire.ERRORS:
+        raise ValueError("an unknown error code")
+    match code:
+        case "conflict":
+            return AttemptConflict("this attempt id was used before with other arguments; nothing ran")
+        case "unknown":
+            return AttemptUnknown("the sandbox knows no such attempt")
+        case "busy":
+            return NoCapacity("too many calls of this session wait; try again later")
+        case "bad_request" | "not_found" | "too_large":
+            return CallRefused(message)
+        case "claimed" | "unclaimed":
+            return StateLost("another sandbox answers in this session's place")
+        case "bad_frame" | "bad_version" | "refused":
+            return WireError(f"the agent refused the connection: {message}")
+        case _:
+            return SandboxError(f"the agent failed: {message}")
+
+
+def _read_started(attempt: str, frame: codec.Fields) -> Started:
+    return Started(attempt, codec.count(frame, "epoch"), codec.count(frame, "sequence"))
+
+
+def _read_piece(frame: codec.Fields) -> bytes:
+    text = frame.get("piece")
+    if not isinstance(text, str):
+        raise ValueError("piece: not a text")
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise ValueError("piece: not base64") from None

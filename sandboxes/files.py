@@ -1,0 +1,96 @@
+"""A session's files. All of the work is done inside the sandbox, by its agent, as the user code's uid.
+
+Above: `manager`, `toolhost.files`. Below: `starter`, `client`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+
+from sandboxes import codec
+from sandboxes.agent import wire
+from sandboxes.client import AgentClient
+from sandboxes.errors import CallRefused, SessionUnknown, WireError
+from sandboxes.keeper import Keeper
+from sandboxes.lifecycle import OVER
+from sandboxes.spec import SessionRequest
+from sandboxes.starter import Starter
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One entry. `kind`: "file", "directory", "link" or "other"; `size` in bytes; `modified` in seconds."""
+
+    path: str
+    size: int
+    modified: float
+    kind: str
+
+
+class SessionFiles:
+    """Raises SessionUnknown where nothing is open, CallRefused for what the agent refuses, and the channel's errors.
+
+    Reading or writing starts the sandbox where it is not running.
+    """
+
+    def __init__(self, keeper: Keeper, starter: Starter, request: SessionRequest) -> None:
+        self._keeper = keeper
+        self._starter = starter
+        self._request = request
+
+    async def list(self, path: str = ".") -> list[FileInfo]:
+        client = await self._client()
+        try:
+            return [_read_info(entry) for entry in await client.list_files(path)]
+        except ValueError as error:
+            raise WireError(f"the agent broke the protocol: {error}") from None
+
+    async def get(self, path: str, max_bytes: int) -> AsyncIterator[bytes]:
+        """The pieces of a file. Refused when it is larger."""
+        client = await self._client()
+        async for piece in client.get_file(path, max_bytes):
+            yield piece
+
+    async def tar(self, path: str, max_bytes: int) -> AsyncIterator[bytes]:
+        """An archive of a directory, in pieces."""
+        client = await self._client()
+        async for piece in client.get_file(path, max_bytes, op="tar"):
+            yield piece
+
+    async def put(self, path: str, pieces: AsyncIterable[bytes], max_bytes: int) -> int:
+        """Writes a file, aside and then renamed. Makes the session where there is none. Returns its size."""
+        client = await self._client(create=True)
+        upload, size, waiting = secrets.token_hex(8), 0, b""
+        async for piece in pieces:
+            waiting += piece
+            while len(waiting) > wire.FILE_PIECE:
+                size = await client.put_file(path, upload, size, waiting[: wire.FILE_PIECE], last=False)
+                waiting = waiting[wire.FILE_PIECE :]
+            if size + len(waiting) > max_bytes:
+                raise CallRefused(f"the file is larger than {max_bytes} bytes")
+        return await client.put_file(path, upload, size, waiting, last=True)
+
+    async def remove(self, path: str) -> None:
+        await (await self._client()).remove_file(path)
+
+    async def _client(self, *, create: bool = False) -> AgentClient:
+        session = self._keeper.sessions.get(self._request.key)
+        if session is None or session.phase in OVER:
+            if not create:
+                raise SessionUnknown("no open session of this key is known", session=str(self._request.key))
+            session = await self._keeper.open(self._request)
+        session.touch(self._keeper.clock.now())
+        sandbox = session.sandbox
+        if sandbox is None or not sandbox.connected:
+            async with session.turn:
+                sandbox = await self._starter.ensure(session, lambda position: None)
+        return await sandbox.client()
+
+
+def _read_info(fields: codec.Fields) -> FileInfo:
+    kind = codec.name(fields, "kind")
+    if kind not in ("file", "directory", "link", "other"):
+        raise ValueError("kind: not one of the known values")
+    return FileInfo(codec.name(fields, "path"), codec.count(fields, "size"), codec.number(fields, "modified"), kind)

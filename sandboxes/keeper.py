@@ -1,0 +1,363 @@
+"""Sessions by key: opening, saving, losing and closing them, and the background tasks that do it.
+
+Above: `manager`, `calls`, `adoption`, `reaper`. Below: `session`, `lifecycle`, `engine`, `admission`, the store.
+
+What the store knows of a session is enough to begin again: its record is committed before anything is launched for
+it; later changes are written in the background, because the agent's ticket, epoch and sequence say the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Coroutine, Sequence
+
+from sandboxes.admission import Admission
+from sandboxes.clock import Clock
+from sandboxes.engine import Engine
+from sandboxes.errors import NoCapacity, SandboxError, StoreConflict
+from sandboxes.lifecycle import LIVE, OVER, Changed, CloseReason, Phase, Transition
+from sandboxes.observer import Observer
+from sandboxes.owner import Owner
+from sandboxes.receipts import lost_outcome
+from sandboxes.sandbox import Sandbox
+from sandboxes.session import Run, Session
+from sandboxes.settings import ManagerSettings
+from sandboxes.spec import Handle, Retention, SessionKey, SessionRequest
+from sandboxes.stores.base import AttemptRecord, SessionRecord, Store
+
+SETTLE_DELAY_S = 0.004  # outcomes of so long share one commit
+MAX_LATE = 64  # outcomes of one session that wait in memory for a store that cannot be written
+
+WHY_CLOSED = {
+    CloseReason.CLEANUP: "its client cleaned it up",
+    CloseReason.IDLE: "it had been idle for too long",
+    CloseReason.LIFETIME: "it had reached its maximum lifetime",
+    CloseReason.OPERATOR: "the operator closed it",
+    CloseReason.EVICTED: "it made room for others while it was idle",
+    CloseReason.DISCONNECT: "its client had gone",
+    CloseReason.FAILED: "it had failed",
+    CloseReason.SHUTDOWN: "the tool host was stopped",
+}
+
+
+class Keeper:
+    """Shared by the manager's parts. `doomed`: sandboxes whose end failed; sweeps try again."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        store: Store,
+        owner: Owner,
+        settings: ManagerSettings,
+        clock: Clock,
+        observer: Observer,
+        admission: Admission,
+    ) -> None:
+        self.engine = engine
+        self.store = store
+        self.owner = owner
+        self.settings = settings
+        self.clock = clock
+        self.observer = observer
+        self.admission = admission
+        self.sessions: dict[SessionKey, Session] = {}
+        self.unsaved: list[Session] = []  # closed, and the store could not be told yet
+        self.doomed: dict[str, tuple[Handle, bool]] = {}  # by sandbox id; whether its workspace is kept
+        self.busy_ids: set[str] = set()  # launch keys and sandbox ids that are no session's yet: not orphans
+        self._opening: dict[SessionKey, asyncio.Task[Session]] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._unsettled: list[tuple[Session, Run]] = []
+        self._settling: asyncio.Task[None] | None = None
+
+    # --- background tasks --------------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[None, None, object], name: str) -> asyncio.Task[object]:
+        """A task that is not forgotten. What it raises is observed, never lost."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.observer.failed(task.get_name(), error)
+
+    async def drain(self, bound_s: float) -> None:
+        """Waits for the background tasks, then cancels what is left."""
+        await self.settled()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=bound_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    async def open(self, request: SessionRequest) -> Session:
+        """The open session of a key, made when there is none; one that is closing is waited for.
+
+        Raises StoreUnavailable, NoCapacity (too many open records).
+        """
+        while True:
+            session = self.sessions.get(request.key)
+            if session is None:
+                task = self._opening.get(request.key)
+                if task is None:
+                    task = asyncio.create_task(self._open(request), name="open-session")
+                    self._opening[request.key] = task
+                    task.add_done_callback(lambda done: self._opened(request.key, done))
+                session = await asyncio.shield(task)
+            if session.phase not in OVER:
+                return session
+            await session.closed.wait()
+
+    def _opened(self, key: SessionKey, task: asyncio.Task[Session]) -> None:
+        self._opening.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # whoever waits for it gets it; if nobody does any more, it is of no interest
+
+    async def _open(self, request: SessionRequest) -> Session:
+        if len(self.sessions) >= self.settings.max_records:
+            raise NoCapacity(f"at capacity: {len(self.sessions)} sessions are open; try again later", retry_after_s=30)
+        for unsaved in [session for session in self.unsaved if session.key == request.key]:
+            await self.save(unsaved)
+        earlier = await self.store.get(request.key)
+        lost_reason = None
+        if earlier is not None and earlier.closed_at is None:
+            lost_reason = earlier.lost_reason
+            record = dataclasses.replace(earlier, phase=Phase.LOST.value, handle=None)
+        else:
+            if earlier is not None and (earlier.epoch or earlier.calls):
+                lost_reason = self._why_gone(earlier)
+            now = self.clock.now()
+            record = SessionRecord(
+                key=request.key,
+                retention=request.retention,
+                phase=Phase.NEW.value,
+                incarnation=secrets.token_hex(12),
+                created_at=now,
+                last_used_at=now,
+                ttl_s=self.bounded_ttl(request),
+                lost_reason=lost_reason,
+            )
+        session = Session(record, self._changed)
+        session.dirty = True
+        await self.save(session)
+        self.sessions[request.key] = session
+        return session
+
+    def bounded_ttl(self, request: SessionRequest) -> float | None:
+        """The idle time that a request may have: it narrows, within the operator's maximum."""
+        if request.ttl_s is None or request.retention is not Retention.RETAINED:
+            return None
+        return min(max(request.ttl_s, 1.0), self.settings.max_idle_s)
+
+    def _why_gone(self, earlier: SessionRecord) -> str:
+        try:
+            why = WHY_CLOSED[CloseReason(earlier.close_reason or "")]
+        except ValueError:
+            why = "it had ended"
+        return f"the earlier session of this id was closed because {why}; its variables and files are gone"
+
+    def adopt(self, record: SessionRecord) -> Session:
+        """Takes an open record up again at start."""
+        session = self.sessions[record.key] = Session(record, self._changed)
+        return session
+
+    def _changed(self, session: Session, changed: Changed) -> None:
+        self.observer.session_changed(session.key, changed)
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    async def save(self, session: Session) -> None:
+        """Commits the record if it changed. Raises StoreUnavailable, and then it is tried again later."""
+        async with session.saving:
+            while session.dirty:
+                session.dirty = False
+                try:
+                    version = session.record.version
+                    written = await self.store.put(session.current(), expected_version=version or None)
+                except StoreConflict:
+                    session.dirty = True
+                    stored = await self.store.get(session.key)
+                    if stored is None or stored.incarnation != session.record.incarnation:
+                        raise
+                    session.record = dataclasses.replace(session.record, version=stored.version)
+                    if stored.version == version:
+                        raise
+                except BaseException:
+                    session.dirty = True
+                    raise
+                else:
+                    session.record = dataclasses.replace(session.record, version=written.version)
+
+    def save_soon(self, session: Session) -> None:
+        if session.dirty and not session.saving.locked():
+            self.spawn(self.save(session), "store")
+
+    # --- losing ------------------------------------------------------------------------------------------------------
+
+    def lose(self, session: Session, reason: str, *, tell: bool = True) -> None:
+        """Its sandbox is gone, or cannot be trusted any more. Files are kept for the next one.
+
+        `tell`: the next outcome says so; else the one that is about to be returned does.
+        """
+        if session.phase not in LIVE and session.phase is not Phase.STARTING:
+            return
+        sandbox, session.sandbox = session.sandbox, None
+        session.change(Transition.LOSE, reason)
+        session.update(handle=None)
+        if tell:
+            session.update(lost_reason=f"{reason}; variables are lost, files are kept")
+        session.disposal = asyncio.create_task(self._dispose(session, sandbox), name="dispose")
+        self.save_soon(session)
+
+    async def _dispose(self, session: Session, sandbox: Sandbox | None) -> None:
+        try:
+            await self.settle_lost(session)
+        except SandboxError as error:
+            self.observer.failed("store", error)
+        if sandbox is not None:
+            await self.destroy(sandbox, keep_workspace=True)
+        self.release(session)
+
+    async def settle_lost(self, session: Session) -> None:
+        """Attempts that the ledger has as running, in a sandbox that is gone, end as lost."""
+        for attempt in await self.store.attempts(session.key, limit=1000, unsettled=True):
+            run = session.runs.get(attempt.attempt_id)
+            if run is None:
+                await self.store.settle(
+                    dataclasses.replace(attempt, outcome=lost_outcome(session.record, attempt, self.clock.now()))
+                )
+
+    async def destroy(self, sandbox: Sandbox, *, keep_workspace: bool = False) -> None:
+        """Ends a sandbox, now or by a later sweep. Never raises."""
+        handle = sandbox.handle
+        self.doomed[handle.sandbox_id] = (handle, keep_workspace)
+        try:
+            await sandbox.destroy(keep_workspace=keep_workspace)
+        except SandboxError as error:
+            self.observer.failed("destroy", error)
+        else:
+            self.doomed.pop(handle.sandbox_id, None)
+
+    async def undo_doomed(self, launch_key: str) -> None:
+        """Before a launch under a key: what is left of the last one must be gone. Raises EngineUnavailable."""
+        for ident, (handle, keep_workspace) in list(self.doomed.items()):
+            if handle.key == launch_key:
+                await self.engine.destroy(handle, keep_workspace=keep_workspace)
+                self.doomed.pop(ident, None)
+
+    def release(self, session: Session) -> None:
+        slot, session.slot = session.slot, None
+        if slot is not None:
+            self.admission.release(slot)
+
+    # --- closing -----------------------------------------------------------------------------------------------------
+
+    def close(self, session: Session, reason: CloseReason) -> bool:
+        """Begins to close a session; whether this call did. `session.closed` is set when it is over."""
+        if session.phase in OVER:
+            return False
+        session.end_note = f"the session was closed because {WHY_CLOSED[reason]}"
+        session.change(Transition.CLOSE, reason.value)
+        session.update(close_reason=reason.value)
+        self.spawn(self._close(session), "close")
+        return True
+
+    async def _close(self, session: Session) -> None:
+        try:
+            await self._end(session)
+        finally:
+            if self.sessions.get(session.key) is session:
+                del self.sessions[session.key]
+            session.closed.set()
+
+    async def _end(self, session: Session) -> None:
+        self.save_soon(session)
+        for run in session.queue:
+            if run.task is not None and not run.registered:
+                run.task.cancel()
+        sandbox, session.sandbox = session.sandbox, None
+        if session.disposal is not None:
+            await asyncio.gather(session.disposal, return_exceptions=True)
+        if sandbox is not None:
+            await self.destroy(sandbox)
+        elif session.record.workspace is not None:
+            await self._remove_workspace(session.record.workspace)
+        async with session.turn:  # a start or a call that was under way has seen that the session is over
+            pass
+        for resource in session.resources.values():
+            await resource.close()
+        session.resources.clear()
+        await self.settled()  # whoever asks the closed session for an outcome asks the ledger
+        self.release(session)
+        session.change(Transition.FINISH)
+        session.update(closed_at=self.clock.now(), handle=None)
+        try:
+            await self.save(session)
+        except SandboxError as error:
+            self.unsaved.append(session)
+            self.observer.failed("store", error)
+
+    async def _remove_workspace(self, workspace: str) -> None:
+        for ident, (handle, _) in self.doomed.items():
+            if handle.workspace == workspace:  # it goes with what could not be ended yet
+                self.doomed[ident] = (handle, False)
+                return
+        try:
+            await self.engine.remove_workspace(workspace)
+        except SandboxError as error:
+            self.observer.failed("destroy", error)
+
+    # --- the ledger --------------------------------------------------------------------------------------------------
+
+    def record_of(self, session: Session, run: Run) -> AttemptRecord:
+        return AttemptRecord(
+            session=session.key,
+            incarnation=session.record.incarnation,
+            attempt_id=run.attempt_id,
+            digest=run.digest,
+            registered_at=run.queued_at,
+            outcome=run.outcome,
+        )
+
+    def settle_soon(self, session: Session, run: Run) -> None:
+        """Commits an outcome with others of the next moment, after it has gone to its caller."""
+        late = [other for other in session.runs.values() if other.outcome is not None]
+        if len(late) > MAX_LATE:  # the store is down for long: the agent has them too
+            session.runs.pop(late[0].attempt_id, None)
+            session.astray.add(late[0].attempt_id)
+        if all(run is not other for _, other in self._unsettled):
+            self._unsettled.append((session, run))
+        if self._settling is None:
+            self._settling = asyncio.create_task(self._settle(), name="store")
+
+    async def settled(self) -> None:
+        """Returns when what `settle_soon` was given is committed, or could not be: a later sweep tries again."""
+        if self._settling is not None:
+            await asyncio.shield(self._settling)
+
+    async def _settle(self) -> None:
+        try:
+            await asyncio.sleep(SETTLE_DELAY_S)
+            while self._unsettled:
+                batch, self._unsettled = self._unsettled, []
+                await self.settle(batch)
+        except SandboxError as error:
+            self.observer.failed("store", error)
+        finally:
+            self._settling = None
+
+    async def settle(self, batch: Sequence[tuple[Session, Run]]) -> None:
+        """Commits outcomes, then lets the agents forget them. Raises StoreUnavailable; they stay in memory then."""
+        sandboxes = [session.sandbox for session, _ in batch]
+        await self.store.settle(*(self.record_of(session, run) for session, run in batch))
+        for (session, run), sandbox in zip(batch, sandboxes, strict=True):
+            session.runs.pop(run.attempt_id, None)
+            if sandbox is not None:
+                sandbox.acknowledge(run.attempt_id)

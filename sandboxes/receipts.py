@@ -1,0 +1,55 @@
+"""Outcomes that the host itself writes: for what was lost with its sandbox, and for what never started.
+
+Above: `calls`, `keeper`, `adoption`. Below: `spec`, `stores.base`.
+"""
+
+from __future__ import annotations
+
+from sandboxes.spec import Cause, CauseKind, Ending, Outcome, Receipt, State
+from sandboxes.stores.base import AttemptRecord, SessionRecord
+
+
+def lost_outcome(
+    session: SessionRecord,
+    attempt: AttemptRecord,
+    now: float,
+    *,
+    note: str = "",
+    sequence: int | None = None,
+    started_at: float | None = None,
+    kind: CauseKind = CauseKind.SANDBOX_LOST,
+    ending: Ending = Ending.LOST,
+) -> Outcome:
+    """The sandbox ended before the outcome could be fetched: whether the code finished is not known."""
+    receipt = Receipt(
+        session=str(session.key),
+        epoch=session.epoch,
+        sequence=session.sequence if sequence is None else sequence,
+        attempt_id=attempt.attempt_id,
+        digest=attempt.digest,
+        queued_at=attempt.registered_at,
+        started_at=started_at,
+        ended_at=now,
+        ending=ending,
+        state=State.LOST,
+        cause=Cause(kind),
+    )
+    return Outcome(receipt, notes=(note,) if note else ())
+
+
+def never_started_outcome(session: SessionRecord, attempt: AttemptRecord, now: float, note: str) -> Outcome:
+    """It was taken back before its code ran."""
+    receipt = Receipt(
+        session=str(session.key),
+        epoch=session.epoch,
+        sequence=session.sequence,
+        attempt_id=attempt.attempt_id,
+        digest=attempt.digest,
+        queued_at=attempt.registered_at,
+        started_at=None,
+        ended_at=now,
+        ending=Ending.NEVER_STARTED,
+        state=State.KEPT,
+        cause=Cause(CauseKind.CANCEL),
+    )
+    return Outcome(receipt, notes=(note,))

@@ -1,0 +1,168 @@
+"""One running sandbox and the connection to its agent, which is made again when it breaks.
+
+Above: `session`, `manager`, `pool`, `adoption`. Below: `engine`, `client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from sandboxes.backends.base import Life, Status
+from sandboxes.client import AgentClient, Bound
+from sandboxes.engine import Engine
+from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, StateLost, WireError
+from sandboxes.events import OnEvent
+from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
+
+RECONNECTS = 3
+BACKOFF_S = 0.05
+ACK_DELAY_S = 0.02  # acknowledgements of so long go in one frame
+
+
+class Sandbox:
+    """A handle and a client. `on_lost` is called when the connection ended by itself: the sandbox may have died."""
+
+    def __init__(self, engine: Engine, handle: Handle) -> None:
+        self.handle = handle
+        self.on_lost: Callable[[], None] | None = None
+        self._engine = engine
+        self._client: AgentClient | None = None
+        self._connecting = asyncio.Lock()
+        self._acks: list[str] = []
+        self._acking: asyncio.Task[None] | None = None
+        self._ended = False
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and self._client.alive
+
+    async def client(self) -> AgentClient:
+        """The open connection, made where there is none.
+
+        Raises StateLost when the sandbox is gone or another answers, EngineUnavailable, ChannelLost, WireError.
+        """
+        if self._ended:
+            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
+        if self._client is not None and self._client.alive:
+            return self._client
+        async with self._connecting:
+            if self._client is not None:
+                if self._client.alive:
+                    return self._client
+                await self._client.close()
+            channel = await self._engine.connect(self.handle)
+            client = await AgentClient.connect(channel, on_lost=self._lost)
+            if client.hello.sandbox != self.handle.sandbox_id:
+                await client.close()
+                raise StateLost("another sandbox answers in this one's place", sandbox=self.handle.sandbox_id)
+            self._client = client
+            return client
+
+    async def execute(
+        self,
+        attempt: str,
+        digest: str,
+        call: PythonCall | ShellCall,
+        bound: Bound,
+        *,
+        cap: int,
+        queued_at: float,
+        on_event: OnEvent | None = None,
+    ) -> Outcome:
+        """Runs a call, through broken connections: the agent's own table makes a repeated `exec` join the first.
+
+        Raises StateLost with what the engine says of the end, ChannelLost when it runs and cannot be reached, and what
+        `AgentClient.execute` raises.
+        """
+        return await self._persist(
+            lambda client: client.execute(attempt, digest, call, bound, cap=cap, queued_at=queued_at, on_event=on_event)
+        )
+
+    async def attach(self, attempt: str, bound: Bound, on_event: OnEvent | None = None) -> Outcome:
+        """Joins or collects an attempt. Raises AttemptUnknown, and as `execute` does."""
+        return await self._persist(lambda client: client.attach(attempt, bound, on_event))
+
+    async def cancel(self, attempt: str, why: str) -> None:
+        client = await self.client()
+        await client.cancel(attempt, why)
+
+    def acknowledge(self, attempt: str) -> None:
+        """The ledger has committed this attempt: the agent may forget it. Sent soon, with others."""
+        self._acks.append(attempt)
+        if self._acking is None:
+            self._acking = asyncio.create_task(self._send_acks(), name="acknowledge")
+
+    async def close(self) -> None:
+        """Ends the connection; the sandbox lives on. Never raises."""
+        acking, self._acking = self._acking, None
+        if acking is not None:
+            acking.cancel()
+            await asyncio.gather(acking, return_exceptions=True)
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def status(self) -> Status:
+        """What the engine says. Raises EngineUnavailable."""
+        return await self._engine.poll(self.handle)
+
+    async def destroy(self, *, keep_workspace: bool = False) -> None:
+        """Ends it. Idempotent. Raises EngineUnavailable."""
+        self._ended = True
+        await self.close()
+        await self._engine.destroy(self.handle, keep_workspace=keep_workspace)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _persist(self, ask: Callable[[AgentClient], Coroutine[None, None, Outcome]]) -> Outcome:
+        for left in reversed(range(RECONNECTS + 1)):
+            try:
+                return await ask(await self.client())
+            except ChannelStalled:
+                await self._fate()
+                raise
+            except ChannelLost:
+                await self._fate()
+                if not left:
+                    raise
+                await asyncio.sleep(BACKOFF_S)
+            except WireError as error:
+                raise StateLost(f"its agent broke the protocol ({error.message})") from error
+        raise AssertionError("unreachable")
+
+    async def _fate(self) -> None:
+        """Raises StateLost when the engine says that the sandbox has ended. Doubt leaves it alive."""
+        if self._ended:
+            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
+        try:
+            status = await self.status()
+        except SandboxError:
+            return
+        if status.life is not Life.RUNNING:
+            raise StateLost(describe(status), sandbox=self.handle.sandbox_id)
+
+    async def _send_acks(self) -> None:
+        await asyncio.sleep(ACK_DELAY_S)
+        while self._acks:
+            acks, self._acks = self._acks, []
+            if self._client is None or not self._client.alive:
+                break  # whoever connects next finds them kept, and settles them again, which changes nothing
+            try:
+                await self._client.ack(acks)
+            except SandboxError:
+                break
+        self._acking = None
+
+    def _lost(self) -> None:
+        if self.on_lost is not None:
+            self.on_lost()
+
+
+def describe(status: Status) -> str:
+    """Why a sandbox is not there any more, as the end of a sentence about it."""
+    if status.out_of_memory:
+        return "it ran out of memory" + (f" ({status.detail})" if status.detail else "")
+    if status.life is Life.GONE:
+        return "it was removed from outside" + (f" ({status.detail})" if status.detail else "")
+    return f"it ended ({status.detail})" if status.detail else "it ended"

@@ -1,0 +1,142 @@
+"""A session: its record, its place in the lifecycle, who is attached, what runs and waits, and its named resources.
+
+Above: `manager` and its parts, which perform. Below: `lifecycle`, `spec`, `sandbox`, `stores.base`.
+Only the event loop's thread touches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sandboxes.admission import Slot
+from sandboxes.events import ExecutionEvent, OnEvent
+from sandboxes.lifecycle import Changed, Lifecycle, Phase, Transition
+from sandboxes.resources import Resource
+from sandboxes.sandbox import Sandbox
+from sandboxes.spec import Execution, Outcome, Retention, SessionKey, Usage
+from sandboxes.stores.base import SessionRecord
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One attempt in this process: it waits its turn, runs, or waits for the ledger to have it."""
+
+    attempt_id: str
+    digest: str
+    execution: Execution | None  # None: taken over from before a restart
+    queued_at: float
+    task: asyncio.Task[Outcome] | None = None
+    waiters: int = 0
+    listeners: list[OnEvent] = field(default_factory=list)
+    registered: bool = False  # it may run, or has; before that it can be taken back
+    cancelled: bool = False
+    outcome: Outcome | None = None
+
+    def emit(self, event: ExecutionEvent) -> None:
+        for listener in self.listeners:
+            listener(event)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session for operators: what is recorded, and what is the case now."""
+
+    record: SessionRecord
+    phase: Phase
+    attached: int = 0
+    waiting: int = 0
+    running: str | None = None  # attempt id
+    usage: Usage | None = None
+
+    @property
+    def live(self) -> SessionRecord:
+        """The record, with the phase that is the case now."""
+        return dataclasses.replace(self.record, phase=self.phase.value)
+
+
+class Session:
+    """See the module. `closed` is set when it is over; `ended` is called with every transition."""
+
+    def __init__(self, record: SessionRecord, on_change: Callable[[Session, Changed], None]) -> None:
+        self.record = record
+        self.used_at = record.last_used_at  # later than the record's until that is saved
+        self.life = Lifecycle(str(record.key), Phase(record.phase))
+        self.sandbox: Sandbox | None = None
+        self.slot: Slot | None = None
+        self.attached: set[object] = set()
+        self.grace_until: float | None = None
+        self.turn = asyncio.Lock()
+        self.queue: list[Run] = []
+        self.runs: dict[str, Run] = {}
+        self.running: Run | None = None
+        self.astray: set[str] = set()  # attempts whose connection was lost: to be collected for the ledger
+        self.resources: dict[str, Resource] = {}
+        self.resource_lock = asyncio.Lock()
+        self.saving = asyncio.Lock()
+        self.dirty = False
+        self.disposal: asyncio.Task[None] | None = None  # of a lost sandbox, before another is started
+        self.closed = asyncio.Event()
+        self.end_note: str | None = None  # what a call that is cut off by the closing is told
+        self._on_change = on_change
+
+    @property
+    def key(self) -> SessionKey:
+        return self.record.key
+
+    @property
+    def claim(self) -> str:
+        """What its sandbox's ticket names: the key and the incarnation, so that a sandbox of an earlier session of
+        the same key is never taken for this one's."""
+        return claim_text(self.record)
+
+    @property
+    def retention(self) -> Retention:
+        return self.record.retention
+
+    @property
+    def phase(self) -> Phase:
+        return self.life.phase
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call of it runs or waits."""
+        return self.running is not None or bool(self.queue)
+
+    def change(self, transition: Transition, reason: str = "") -> None:
+        """Makes a transition. Raises IllegalTransition."""
+        changed = self.life.apply(transition, reason)
+        if transition not in (Transition.CALL, Transition.DONE):  # these are not recorded: the agent knows them
+            self.update(phase=changed.target.value)
+        self._on_change(self, changed)
+
+    def touch(self, now: float) -> None:
+        """It is used now."""
+        self.used_at = now
+        self.dirty = True
+
+    def current(self) -> SessionRecord:
+        """The record as it is to be saved."""
+        return dataclasses.replace(self.record, last_used_at=max(self.used_at, self.record.last_used_at))
+
+    def update(self, **fields: object) -> None:
+        """Changes the record in memory; `dirty` until it was saved."""
+        self.record = dataclasses.replace(self.record, **fields)  # type: ignore[arg-type]  # named fields of a record
+        self.dirty = True
+
+    def info(self, usage: Usage | None = None) -> SessionInfo:
+        return SessionInfo(
+            record=self.current(),
+            phase=self.phase,
+            attached=len(self.attached),
+            waiting=len(self.queue),
+            running=self.running.attempt_id if self.running else None,
+            usage=usage,
+        )
+
+
+def claim_text(record: SessionRecord) -> str:
+    """See `Session.claim`."""
+    return f"{record.key} {record.incarnation}"

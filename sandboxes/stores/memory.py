@@ -1,0 +1,101 @@
+"""A store that lives as long as its object: for tests, and for hosts that keep nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from sandboxes.errors import StoreConflict
+from sandboxes.spec import SessionKey
+from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord, Store
+
+
+class MemoryStore(Store):
+    """Dictionaries. Nothing in it waits, so every method is atomic on the event loop."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[SessionKey, list[SessionRecord]] = {}
+        self._attempts: dict[tuple[SessionKey, str], AttemptRecord] = {}
+        self._resources: dict[tuple[SessionKey, str], bytes] = {}
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def get(self, key: SessionKey) -> SessionRecord | None:
+        records = self._sessions.get(key)
+        return records[-1] if records else None
+
+    async def put(self, record: SessionRecord, *, expected_version: int | None) -> SessionRecord:
+        records = self._sessions.setdefault(record.key, [])
+        newest = records[-1] if records else None
+        if expected_version is None:
+            if newest is not None and newest.closed_at is None:
+                raise StoreConflict("the session is already open", session=str(record.key))
+            written = dataclasses.replace(record, version=1)
+            records.append(written)
+        else:
+            if newest is None or newest.incarnation != record.incarnation or newest.version != expected_version:
+                raise StoreConflict("the session was written by somebody else", session=str(record.key))
+            written = dataclasses.replace(record, version=expected_version + 1)
+            records[-1] = written
+        if written.closed_at is not None:
+            self._resources = {at: state for at, state in self._resources.items() if at[0] != record.key}
+        return written
+
+    async def list(self, which: SessionFilter) -> Sequence[SessionRecord]:
+        found = [record for records in self._sessions.values() for record in records if which.matches(record)]
+        found.sort(key=lambda record: (-record.last_used_at, record.incarnation))
+        return found[: which.limit]
+
+    async def register(self, attempt: AttemptRecord) -> AttemptRecord:
+        return self._attempts.setdefault((attempt.session, attempt.attempt_id), attempt)
+
+    async def settle(self, *attempts: AttemptRecord) -> None:
+        if any(attempt.outcome is None for attempt in attempts):
+            raise ValueError("an attempt is settled with an outcome")
+        for attempt in attempts:
+            known = self._attempts.setdefault((attempt.session, attempt.attempt_id), attempt)
+            if known.receipt is None and attempt.outcome is not None:
+                settled = dataclasses.replace(known, outcome=attempt.outcome, receipt=attempt.outcome.receipt)
+                self._attempts[attempt.session, attempt.attempt_id] = settled
+
+    async def attempt(self, key: SessionKey, attempt_id: str) -> AttemptRecord | None:
+        return self._attempts.get((key, attempt_id))
+
+    async def attempts(self, key: SessionKey, *, limit: int = 100, unsettled: bool = False) -> Sequence[AttemptRecord]:
+        found = [
+            attempt
+            for attempt in self._attempts.values()
+            if attempt.session == key and not (unsettled and attempt.receipt is not None)
+        ]
+        found.sort(key=lambda attempt: (-attempt.registered_at, attempt.attempt_id))
+        return found[:limit]
+
+    async def put_resource(self, key: SessionKey, name: str, state: bytes | None) -> None:
+        if state is None:
+            self._resources.pop((key, name), None)
+        else:
+            self._resources[key, name] = state
+
+    async def get_resource(self, key: SessionKey, name: str) -> bytes | None:
+        return self._resources.get((key, name))
+
+    async def prune(self, *, closed_before: float, outcomes_before: float) -> int:
+        rows = 0
+        gone: set[str] = set()
+        for key, records in list(self._sessions.items()):
+            kept = [record for record in records if record.closed_at is None or record.closed_at >= closed_before]
+            gone.update(record.incarnation for record in records if record not in kept)
+            rows += len(records) - len(kept)
+            self._sessions[key] = kept
+            if not kept:
+                del self._sessions[key]
+        for at, attempt in list(self._attempts.items()):
+            if attempt.incarnation in gone:
+                del self._attempts[at]
+                rows += 1
+            elif attempt.outcome is not None and attempt.outcome.receipt.ended_at < outcomes_before:
+                self._attempts[at] = dataclasses.replace(attempt, outcome=None, pruned=True)
+                rows += 1
+        return rows

@@ -1,0 +1,162 @@
+"""A backend without isolation, in this process, for tests of everything above the contract.
+
+A `FakeEngine` is what stays when a host ends: give the same one to the next `FakeBackend`. Its switches make it slow,
+deaf or failing, one operation at a time; those of a `FakeAgent` make a sandbox so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandboxes.backends.base import Backend, Channel, Life, Problem, Status
+from sandboxes.errors import NoCapacity, SandboxError, StateLost
+from sandboxes.owner import Owner
+from sandboxes.spec import Handle, SandboxSpec, Usage
+from sandboxes.testing.fake_agent import FakeAgent
+
+# What a fake does not give: see docs/isolation.md. Contract tests consult these names.
+DIFFERENCES = frozenset({"no-isolation", "no-shell", "one-process"})
+
+
+@dataclass(eq=False)
+class FakeSandbox:
+    """What the engine has of one sandbox."""
+
+    handle: Handle
+    owner: str
+    agent: FakeAgent
+    ended: str | None = None
+
+
+class FakeEngine:
+    """`hangs`: operations that never return; `fails`: what others raise; `delays_s`: before others go on; `calls`
+    counts; `capacity`: sandboxes that fit."""
+
+    def __init__(self) -> None:
+        self.sandboxes: dict[str, FakeSandbox] = {}
+        self.workspaces: dict[str, dict[str, bytes]] = {}
+        self.hangs: set[str] = set()
+        self.fails: dict[str, SandboxError] = {}
+        self.delays_s: dict[str, float] = {}
+        self.calls: Counter[str] = Counter()
+        self.capacity: int | None = None
+        self.most = 0
+
+    async def passing(self, operation: str) -> None:
+        """What every operation goes through."""
+        self.calls[operation] += 1
+        if operation in self.fails:
+            raise self.fails[operation]
+        if operation in self.hangs:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self.delays_s.get(operation, 0))
+
+    def of(self, key: str) -> FakeSandbox | None:
+        return next((found for found in self.sandboxes.values() if found.handle.key == key), None)
+
+
+class FakeChannel(Channel):
+    """One end of a socket pair."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: str) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.nonce = nonce
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+class FakeBackend(Backend):
+    """See the module."""
+
+    name = "fake"
+
+    def __init__(self, owner: Owner, engine: FakeEngine | None = None) -> None:
+        self.engine = engine or FakeEngine()
+        self._owner = owner
+
+    async def open(self) -> None:
+        await self.engine.passing("open")
+
+    async def close(self) -> None: ...
+
+    async def probe(self) -> Sequence[Problem]:
+        return [Problem("the fake backend isolates nothing", "use another one")]
+
+    @property
+    def differences(self) -> frozenset[str]:
+        return DIFFERENCES
+
+    async def launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:
+        await self.engine.passing("launch")
+        found = self.engine.of(key)
+        if found is not None and found.ended is None:
+            return found.handle
+        if found is not None:
+            self.engine.sandboxes.pop(found.handle.sandbox_id)
+        if self.engine.capacity is not None and len(self.engine.sandboxes) >= self.engine.capacity:
+            raise NoCapacity("the fake engine is full")
+        ident = secrets.token_hex(8)
+        handle = Handle(self.name, key, ident, secrets.token_hex(4), workspace, created_at=time.time())
+        files = self.engine.workspaces.setdefault(workspace, {})
+        agent = FakeAgent(ident, self._owner.nonce(ident), files, lambda detail: self._note_end(ident, detail))
+        self.engine.sandboxes[ident] = FakeSandbox(handle, self._owner.id, agent)
+        self.engine.most = max(self.engine.most, len(self.engine.sandboxes))
+        return handle
+
+    def _note_end(self, ident: str, detail: str) -> None:
+        self.engine.sandboxes[ident].ended = detail
+
+    async def lookup(self, key: str) -> Handle | None:
+        await self.engine.passing("lookup")
+        found = self.engine.of(key)
+        return found.handle if found is not None and found.ended is None else None
+
+    async def connect(self, handle: Handle) -> Channel:
+        await self.engine.passing("connect")
+        found = self.engine.sandboxes.get(handle.sandbox_id)
+        if found is None or found.ended is not None or found.handle.instance != handle.instance:
+            raise StateLost("the sandbox is not running", sandbox=handle.sandbox_id)
+        ours, theirs = socket.socketpair()
+        found.agent.serve(*await asyncio.open_connection(sock=theirs, limit=1 << 26))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return FakeChannel(reader, writer, self._owner.nonce(handle.sandbox_id))
+
+    async def poll(self, handle: Handle) -> Status:
+        await self.engine.passing("poll")
+        found = self.engine.sandboxes.get(handle.sandbox_id)
+        if found is None:
+            return Status(Life.GONE)
+        return Status(Life.RUNNING) if found.ended is None else Status(Life.ENDED, found.ended)
+
+    async def usage(self, handle: Handle) -> Usage:
+        await self.engine.passing("usage")
+        if handle.sandbox_id not in self.engine.sandboxes:
+            raise StateLost("the sandbox is not running", sandbox=handle.sandbox_id)
+        return Usage(memory_bytes=1 << 20, cpu_s=0.0, processes=2)
+
+    async def destroy(self, handle: Handle, *, keep_workspace: bool = False) -> None:
+        await self.engine.passing("destroy")
+        found = self.engine.sandboxes.pop(handle.sandbox_id, None)
+        if found is not None:
+            await found.agent.end()
+        if not keep_workspace:
+            self.engine.workspaces.pop(handle.workspace, None)
+
+    async def remove_workspace(self, workspace: str) -> None:
+        await self.engine.passing("remove_workspace")
+        self.engine.workspaces.pop(workspace, None)
+
+    async def list_owned(self) -> Sequence[Handle]:
+        await self.engine.passing("list_owned")
+        return [found.handle for found in self.engine.sandboxes.values() if found.owner == self._owner.id]

@@ -1,0 +1,74 @@
+"""vLLM's own MCPToolServer and HarmonyContext, without an engine.
+
+Importing vLLM takes long, so one process runs the whole script against each form of address and the tests read of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from tests.clients.drive import drive
+from tests.clients.environments import ENVIRONMENTS
+from tests.support.host import RunningHost
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+KEPT = {"x-toolhost-session": "kept-0123456789abcdefghijklmn"}
+SCRIPT = [
+    {"calls": [["python", "x = 40"], ["python", "x += 2"], ["python", "print(x)"]]},
+    {"calls": [["python", "x"]]},
+    {"calls": [["python", "kept = 7"]], "headers": KEPT},
+    {"calls": [["python", "kept"]], "headers": KEPT},
+    {"calls": [["python", "1/0"], ["python", ""], ["python", '{"code": "6*7"}']]},
+]
+
+
+@dataclass(frozen=True)
+class Report:
+    namespaces: list[str]
+    prompt: str
+    responses: list[list[str]]
+
+
+@pytest.fixture(scope="module", params=["", "/python"], ids=["bare", "namespace"])
+def report(host: RunningHost, request: pytest.FixtureRequest) -> Report:
+    vocabulary = ENVIRONMENTS["vllm"].directory / "vocabulary"
+    return Report(
+        **drive(
+            "vllm",
+            "vllm_harmony.py",
+            host.address + request.param,
+            json.dumps(SCRIPT),
+            environment={"TIKTOKEN_ENCODINGS_BASE": str(vocabulary), "VLLM_LOGGING_LEVEL": "WARNING"},
+            timeout_s=240,
+        )
+    )
+
+
+def test_harmony_context_runs_three_turns_that_share_state(report: Report) -> None:
+    assert report.namespaces == ["python"]
+    assert report.responses[0][2].strip() == "42"
+
+
+def test_another_response_is_another_session(report: Report) -> None:
+    assert "NameError" in report.responses[1][0]
+
+
+def test_hidden_tools_are_not_in_the_prompt(report: Report) -> None:
+    assert "## python" in report.prompt
+    assert "cleanup_session" not in report.prompt
+    assert "type python" not in report.prompt
+
+
+def test_a_retained_key_keeps_state_across_responses(report: Report) -> None:
+    assert report.responses[3] == ["7"]
+
+
+def test_code_that_raises_does_not_fail_the_response(report: Report) -> None:
+    raised, empty, wrapped = report.responses[4]
+    assert "ZeroDivisionError" in raised
+    assert empty.strip()
+    assert wrapped == "42"

@@ -1,0 +1,22 @@
+"""The backends that the contract suites run on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("sandboxes.testing.backend_suite", "sandboxes.testing.store_suite")
+
+from sandboxes.testing.host import SuiteHost  # noqa: E402
+from tests.contract.hosts import HOSTS  # noqa: E402
+
+
+@pytest.fixture(
+    params=[pytest.param("fake"), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)],
+)
+async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SuiteHost]:
+    made = HOSTS[request.param](tmp_path)
+    yield made
+    await made.clear()

@@ -1,0 +1,120 @@
+"""The commands that need no host."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolhost import __version__
+from toolhost.auth import Authenticator
+from toolhost.cli import COMMANDS
+from toolhost.cli.doctor import Finding, examine
+from toolhost.config import load
+
+HEAVY = ("mcp", "uvicorn", "starlette", "pydantic", "docker")
+
+
+def toolhost(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "toolhost", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_help_lists_every_command_and_loads_none_of_them() -> None:
+    code = f"""
+import sys
+from toolhost.cli import main
+try:
+    main()
+finally:
+    print("LOADED", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert all(name in done.stdout for name in COMMANDS)
+    assert "LOADED []" in done.stdout
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(name: str) -> None:
+    done = toolhost(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout
+
+
+def test_the_version_is_told() -> None:
+    assert toolhost("--version").stdout == f"toolhost {__version__}\n"
+
+
+def test_an_unknown_command_is_refused() -> None:
+    done = toolhost("serv")
+    assert done.returncode == 2
+    assert "serv" in done.stderr
+
+
+def test_a_token_is_minted_into_the_file_and_shown_once(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    done = toolhost("tokens", "new", "alice", "--file", str(file))
+    assert done.returncode == 0, done.stderr
+    token = done.stdout.strip()
+    assert token not in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+    checked = Authenticator(load(flags={"auth": {"tokens_file": str(file)}}))
+    assert checked.authenticate([(b"authorization", f"Bearer {token}".encode())], "").name == "alice"
+    assert toolhost("tokens", "new", "a b", "--file", str(file)).returncode == 2
+    assert toolhost("tokens", "new", "bob", "--file", str(tmp_path)).returncode == 2
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def findings(**flags: object) -> dict[str, Finding]:
+    return {finding.check: finding for finding in examine(None, flags)}
+
+
+def test_doctor_names_a_missing_environment_and_what_to_type(tmp_path: Path) -> None:
+    found = findings(bubblewrap={"environment_dir": str(tmp_path / "none")}, state_dir=str(tmp_path / "state"))
+    assert (found["sandbox environment"].grade, found["sandbox environment"].mend) == ("wrong", "toolhost setup")
+    assert found["python"].grade == "ok"
+    assert not (tmp_path / "state").exists(), "looking makes nothing"
+
+
+def test_doctor_names_a_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found = findings(server={"listen": f"127.0.0.1:{taken.getsockname()[1]}"}, state_dir=str(tmp_path))
+    assert found["port"].grade == "weak"
+
+
+def test_doctor_names_proxies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert "HTTP_PROXY" in findings(state_dir=str(tmp_path))["proxy"].what
+    monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
+    assert "proxy" not in findings(state_dir=str(tmp_path))
+
+
+def test_doctor_stops_at_settings_that_cannot_be_read(tmp_path: Path) -> None:
+    found = {finding.check: finding for finding in examine(tmp_path / "missing.toml", {})}
+    assert found["settings"].grade == "wrong"
+    assert "isolation" not in found
+
+
+def test_doctor_answers_programs_in_json_and_with_its_exit_code(tmp_path: Path) -> None:
+    done = toolhost(
+        *("doctor", "--json", "--state-dir", str(tmp_path)), TOOLHOST_BUBBLEWRAP__ENVIRONMENT_DIR=str(tmp_path / "none")
+    )
+    assert done.returncode == 1
+    assert {entry["grade"] for entry in json.loads(done.stdout)} >= {"ok", "wrong"}

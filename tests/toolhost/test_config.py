@@ -1,0 +1,97 @@
+"""Settings: precedence, refusals, and where each comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from toolhost.config import Settings, load, split_address
+from toolhost.errors import ConfigurationError
+
+
+def file_with(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "toolhost.toml"
+    file.write_text(text)
+    return file
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_with(tmp_path, '[python]\ntimeout_s = 1\nmax_characters = 1001\n[server]\nlisten = "1.1.1.1:1"\n')
+    monkeypatch.setenv("TOOLHOST_PYTHON__TIMEOUT_S", "2")
+    monkeypatch.setenv("TOOLHOST_SERVER__LISTEN", "127.0.0.1:2")
+    settings = load(file, {"server": {"listen": "127.0.0.1:3", "root_path": None}})
+    assert settings.python.max_characters == 1001
+    assert settings.python.timeout_s == 2
+    assert settings.server.address == ("127.0.0.1", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[server]\nlissen = 1\n", "server.lissen"),
+        ("[servr]\n", "servr"),
+        ("colour = 1\n", "colour"),
+        ("[server]\nping_s = 16\n", "server.ping_s"),
+        ("[python]\ntimeout_s = 0\n", "python.timeout_s"),
+        ("[python]\ntimeout_s = 'soon'\n", "python.timeout_s"),
+        ("[sandbox]\nbackend = 'none'\n", "sandbox.backend"),
+        ("server = 3\n", "server"),
+        ("[server]\nroot_path = 'no-slash'\n", "server.root_path"),
+    ],
+)
+def test_an_unknown_or_impossible_setting_is_refused_by_name_and_file(tmp_path: Path, text: str, word: str) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        load(file_with(tmp_path, text))
+    assert word in refusal.value.message
+    assert "toolhost.toml" in refusal.value.message
+
+
+@pytest.mark.parametrize("name", ["TOOLHOST_NOTHING__X", "TOOLHOST_SERVER__LISTEM", "TOOLHOST_LISTEN"])
+def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigurationError, match=r"TOOLHOST_|listem"):
+        load()
+
+
+def test_the_state_directory_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOOLHOST_STATE_DIR", str(tmp_path))
+    assert load().state_dir == tmp_path
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot read settings file"):
+        load(tmp_path)
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = load()
+    with pytest.raises(ValidationError):
+        settings.server.listen = "x"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:8000", ("::1", 8000)), ("toolhost:1", ("toolhost", 1))],
+)
+def test_addresses_are_split(text: str, address: tuple[str, int]) -> None:
+    assert split_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["8000", ":8000", "host", "host:", "host:x", "::1:8000", "host:70000", "host:٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"HOST:PORT|brackets"):
+        split_address(text)
+
+
+@pytest.mark.parametrize(("listen", "loopback"), [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True)])
+def test_loopback_is_known(listen: str, loopback: bool) -> None:
+    assert load(flags={"server": {"listen": listen}}).server.loopback is loopback
+    assert not load(flags={"server": {"listen": "0.0.0.0:1"}}).server.loopback
+
+
+def test_every_setting_has_a_default() -> None:
+    values: dict[str, Any] = Settings().model_dump()
+    assert set(values) >= {"server", "python", "sandbox", "lifecycle", "auth", "bubblewrap", "docker"}

@@ -1,0 +1,142 @@
+"""Streamable HTTP: the SDK's client of both protocol generations, and raw requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client, ClientSession
+from mcp.client.streamable_http import streamable_http_client
+
+from sandboxes.spec import ImageRef
+from tests.toolhost.conftest import Host, StartHost
+from tests.toolhost.rawclient import Answer, request
+from tests.toolhost.test_render import outcome
+from toolhost.auth import Scope, mint
+
+ACCEPT = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "0"}}
+
+
+@asynccontextmanager
+async def session(host: Host, path: str = "/mcp", **headers: str) -> AsyncIterator[ClientSession]:
+    url = f"http://127.0.0.1:{host.port}{path}"
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=30) as http,
+        streamable_http_client(url, http_client=http) as streams,
+        ClientSession(streams[0], streams[1]) as client,
+    ):
+        await client.initialize()
+        yield client
+
+
+async def text_of(client: Any, code: str) -> str:
+    result = await client.call_tool("python", {"code": code})
+    return str(result.content[0].text)
+
+
+async def test_the_mcp_session_is_the_session_and_ends_with_it(host: Host) -> None:
+    async with session(host) as client:
+        tools = await client.list_tools()
+        assert "python" in [tool.name for tool in tools.tools]
+        await text_of(client, "x = 41")
+        assert await text_of(client, "x + 1") == "42"
+        (key,) = host.manager.sessions
+    await host.manager.until(f"gone {key}")
+    assert host.manager.sessions == {}
+
+
+@pytest.mark.parametrize(("path", "name"), [("/mcp", "toolhost"), ("/python/mcp", "python"), ("/s/k/mcp", "toolhost")])
+async def test_every_endpoint_says_whose_it_is(host: Host, path: str, name: str) -> None:
+    answer = await post(host, {"id": 1, "method": "initialize", "params": HELLO}, path=path)
+    assert event(answer)["result"]["serverInfo"]["name"] == name
+    assert answer.header("mcp-session-id")
+
+
+async def test_a_header_or_the_url_names_the_session_across_mcp_sessions(host: Host) -> None:
+    async with session(host, **{"x-toolhost-session": "kept"}) as client:
+        await text_of(client, "x = 1")
+    async with session(host, "/s/kept/python/mcp") as client:
+        assert await text_of(client, "x") == "1"
+    async with session(host, **{"x-session-id": "resp_0a"}) as client:
+        assert "NameError" in await text_of(client, "x")
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/python/mcp"])
+async def test_the_2026_protocol_finds_its_session_by_url_or_else_has_one_for_each_request(
+    host: Host, path: str
+) -> None:
+    base = f"http://127.0.0.1:{host.port}"
+    async with Client(f"{base}/s/kept{path}", mode="2026-07-28") as client:
+        await text_of(client, "x = 1")
+        assert await text_of(client, "x") == "1"
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert (tools["python"].meta or {})["include_in_prompt"] is False
+    async with Client(f"{base}{path}", mode="2026-07-28") as client:
+        await text_of(client, "x = 2")
+        assert "NameError" in await text_of(client, "x")
+    assert [key.id for key in host.manager.sessions] == ["kept"]
+
+
+async def test_images_links_and_the_receipt_follow_the_text(host: Host) -> None:
+    host.manager.outcome = outcome(value="1", images=(ImageRef("/mnt/data/f.png", "image/png"),))
+    host.manager.files["/mnt/data/f.png"] = b"png"
+    async with session(host) as client:
+        result = await client.call_tool("python", {"code": "plot()"})
+    assert [block.type for block in result.content] == ["text", "image"]
+    assert result.structured_content is not None
+    assert result.structured_content["receipt"]["sequence"] == 2
+
+
+async def test_mistakes_are_texts_here_too(host: Host) -> None:
+    async with session(host) as client:
+        for name, arguments in (("nope", {}), ("python", {}), ("python", {"code": 7})):
+            result = await client.call_tool(name, arguments)
+            assert result.is_error
+    async with session(host, **{"x-session-id": "not ok"}) as client:
+        assert "not valid" in await text_of(client, "1")
+
+
+async def test_another_s_mcp_session_is_404(start_host: StartHost, tmp_path: Any) -> None:
+    tokens = dict(mint(name, [Scope.USE]) for name in ("alice", "bob"))
+    file = tmp_path / "tokens"
+    file.write_text("\n".join(tokens.values()))
+    host = await start_host(auth={"tokens_file": str(file)})
+    alice, bob = ([("Authorization", f"Bearer {token}")] for token in tokens)
+    assert (await post(host, {"id": 1, "method": "initialize", "params": HELLO})).status == 401
+    opened = await post(host, {"id": 1, "method": "initialize", "params": HELLO}, headers=alice)
+    theirs = [("Mcp-Session-Id", opened.header("mcp-session-id") or "")]
+    call = {"id": 2, "method": "tools/call", "params": {"name": "python", "arguments": {"code": "1"}}}
+    assert (await post(host, call, headers=[*bob, *theirs])).status == 404
+    assert host.manager.executions == []
+    assert event(await post(host, call, headers=[*alice, *theirs]))["result"]["content"][0]["text"] == "1"
+
+
+async def test_an_unknown_mcp_session_or_namespace_is_404(host: Host) -> None:
+    listing = {"id": 1, "method": "tools/list"}
+    assert (await post(host, listing, headers=[("Mcp-Session-Id", "0" * 32)])).status == 404
+    assert (await post(host, listing, path="/nothing/mcp")).status == 404
+
+
+async def test_an_open_stream_does_not_keep_the_host_from_stopping(host: Host) -> None:
+    async with session(host) as client:
+        await client.list_tools()
+        await host.app.close()
+    assert (await post(host, {"id": 1, "method": "initialize", "params": HELLO})).status == 503
+
+
+async def post(
+    host: Host, message: dict[str, Any], path: str = "/mcp", headers: list[tuple[str, str]] | None = None
+) -> Answer:
+    body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+    return await request(host.port, path, method="POST", body=body, headers=[*ACCEPT, *(headers or [])])
+
+
+def event(answer: Answer) -> Any:
+    assert answer.status == 200, answer
+    (data,) = [line for line in answer.body.decode().splitlines() if line.startswith("data: {")]
+    return json.loads(data.removeprefix("data: "))

@@ -1,0 +1,156 @@
+"""`toolhost serve` as a process: what it prints, how it refuses, how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.toolhost.rawclient import Stream
+from toolhost.cli.serve import listening
+from toolhost.config import load
+from toolhost.errors import ConfigurationError
+from toolhost.services import only_host
+
+ROOT = Path(__file__).parents[2]
+
+
+@asynccontextmanager
+async def process(*command: str, **environment: str) -> AsyncIterator[Process]:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", *command),
+        stdout=PIPE,
+        stderr=PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def announced(child: Process) -> tuple[int, str]:
+    """The port and the text of the start."""
+    assert child.stdout is not None
+    text = ""
+    async with asyncio.timeout(30):
+        while "healthz" not in text:
+            line = (await child.stdout.readline()).decode()
+            assert line, "the host ended before it listened"
+            text += line
+    match = re.search(r"listens on \S+:(\d+)", text)
+    assert match
+    return int(match[1]), text
+
+
+async def ended(child: Process) -> tuple[int | None, str]:
+    assert child.stderr is not None
+    async with asyncio.timeout(30):
+        error = (await child.stderr.read()).decode()
+        return await child.wait(), error
+
+
+async def test_it_prints_the_flag_for_vllm_and_something_to_try() -> None:
+    async with process("tests.toolhost.serve_standin") as child:
+        port, text = await announced(child)
+        assert f"--tool-server 127.0.0.1:{port}/python" in text
+        assert "code_interpreter" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_it_in_order_with_a_stream_open_and_a_call_running(number: signal.Signals) -> None:
+    async with process("tests.toolhost.serve_standin") as child:
+        port, _ = await announced(child)
+        async with await Stream.open(port) as stream:
+            await stream.initialize()
+            await stream.send("tools/call", {"name": "python", "arguments": {"code": "wait"}})
+            child.send_signal(number)
+            await stream.ended()
+        code, error = await ended(child)
+        assert code == 0
+        assert "Traceback" not in error
+
+
+async def test_a_stop_that_hangs_is_bounded() -> None:
+    async with process("tests.toolhost.serve_standin", "--hang") as child:
+        await announced(child)
+        child.terminate()
+        code, error = await ended(child)
+        assert "did not end in time" in error
+        assert code == 0
+
+
+async def test_a_second_signal_ends_it_at_once() -> None:
+    async with process("tests.toolhost.serve_standin", "--hang", "60") as child:
+        await announced(child)
+        child.send_signal(signal.SIGINT)
+        assert child.stderr is not None
+        assert b"again" in await child.stderr.readline()
+        async with asyncio.timeout(30):
+            while child.returncode is None:  # one that comes too soon counts as the same
+                child.send_signal(signal.SIGINT)
+                await asyncio.wait((asyncio.ensure_future(child.wait()),), timeout=0.2)
+        assert child.returncode == 130
+
+
+async def refused(*arguments: str, **environment: str) -> str:
+    async with process("toolhost", "serve", *arguments, **environment) as child:
+        code, error = await ended(child)
+        assert code == 2
+        assert error.startswith("toolhost: ")
+        assert error.count("\n") == 1, error
+        return error
+
+
+async def test_a_port_in_use_is_named_with_another_one_to_try() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = await refused("--listen", f"127.0.0.1:{port}")
+    assert "in use" in error
+    assert f"--listen 127.0.0.1:{port + 1}" in error
+
+
+async def test_a_second_host_on_one_state_directory_is_refused(tmp_path: Path) -> None:
+    with only_host(tmp_path):
+        error = await refused("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
+    assert "another host runs" in error
+    assert "--state-dir" in error
+
+
+async def test_settings_that_cannot_be_used_are_named_with_their_place(tmp_path: Path) -> None:
+    assert "cannot read settings file" in await refused("--config", str(tmp_path / "missing.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[server\n")
+    assert "not valid TOML" in await refused("--config", str(broken))
+    assert "HOST:PORT" in await refused("--listen", "nowhere")
+    assert "TOOLHOST_SERVR" in await refused(TOOLHOST_SERVR__LISTEN="x")
+
+
+@pytest.mark.parametrize(("listen", "connect"), [("[::1]:0", "::1"), ("[::]:0", "127.0.0.1"), ("localhost:0", None)])
+def test_it_listens_where_it_is_told(listen: str, connect: str | None) -> None:
+    with listening(load(flags={"server": {"listen": listen}})) as listener:
+        host, port = listener.getsockname()[:2]
+        socket.create_connection((connect or host, port), timeout=5).close()
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="an address of this machine"):
+        listening(load(flags={"server": {"listen": "192.0.2.1:0"}}))
+
+
+async def test_an_open_bind_without_tokens_is_refused_with_what_to_give() -> None:
+    error = await refused("--listen", "0.0.0.0:0")
+    assert "--tokens-file" in error
+    assert "--insecure" in error

@@ -1,0 +1,188 @@
+"""The host as an ASGI application: MCP endpoints first and directly, everything else through Starlette.
+
+Above: commands, other ASGI servers. Below: transports, `auth`, `errors`. Made by `create_app`; no state at import.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+from mcp.server.lowlevel.server import Server
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from sandboxes.errors import SandboxError
+from sandboxes.spec import KeyKind, SessionKey
+from toolhost import __version__
+from toolhost.config import is_loopback
+from toolhost.errors import Refused, http_for
+from toolhost.identity import SESSION_ID
+from toolhost.mcp_server import create_server
+from toolhost.namespaces.prompts import all_instructions
+from toolhost.namespaces.render import receipt_meta, render
+from toolhost.services import Services
+from toolhost.transport.asgi import Receive, Scope, Send, address_of, refuse
+from toolhost.transport.http import HttpTransport
+from toolhost.transport.paths import MESSAGES, local_path, parse
+from toolhost.transport.sse import SseTransport
+
+log = logging.getLogger("toolhost.app")
+
+
+class HostApp:
+    """The ASGI application of one host."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        settings = services.settings
+        self._prefix = settings.server.root_path
+        self._hosts = _allowed_hosts(settings.server.allowed_hosts, loopback=settings.server.loopback)
+        servers = {
+            name: create_server([namespace], name=name, instructions=namespace.instructions)
+            for name, namespace in services.namespaces.items()
+        }
+        attach = services.sessions.attach
+        self.sse = SseTransport(servers, settings=settings, auth=services.auth, attach=attach)
+        self.http = HttpTransport(everything(services), servers, settings=settings, auth=services.auth, attach=attach)
+        self._web = Starlette(
+            routes=_routes(services),
+            lifespan=self._lifespan,
+            exception_handlers={Refused: _on_error, SandboxError: _on_error, HTTPException: _on_http_error},
+        )
+        self._web.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._web(scope, receive, send)
+            return
+        path = local_path(scope["path"], self._prefix or scope.get("root_path", ""))
+        try:
+            self._check_origin(scope["headers"])
+            endpoint = parse(path)
+            if endpoint is None:
+                await self._web({**scope, "path": path, "root_path": ""}, receive, send)
+            elif endpoint.transport == MESSAGES:
+                _allow(scope, "POST")
+                await self.sse.post(endpoint, scope, receive, send)
+            elif endpoint.transport == "sse":
+                _allow(scope, "GET")
+                await self.sse.connect(endpoint, scope, receive, send)
+            else:
+                await self.http.handle(endpoint, scope, receive, send)
+        except Refused as refused:
+            await refuse(send, refused)
+
+    async def close(self) -> None:
+        """Ends calls by the ladder, so that their results still go out, then streams. Called before a server stops."""
+        await self._services.close()
+        await self.sse.close()
+        await self.http.close()
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        await self._services.open()
+        await self.http.open()
+        try:
+            yield
+        finally:
+            await self.close()
+
+    def _check_origin(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Against DNS rebinding: a page in a browser must not reach a host on its user's machine."""
+        if self._hosts is None:
+            return
+        for name, value in headers:
+            if name == b"host" and not self._known(value.decode("latin-1")):
+                raise Refused(421, "this Host header is not served here; see server.allowed_hosts")
+            if name == b"origin" and not self._known(urlsplit(value.decode("latin-1")).netloc):
+                raise Refused(403, "requests from this origin are not served here; see server.allowed_hosts")
+
+    def _known(self, host: str) -> bool:
+        assert self._hosts is not None
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        name = name.strip("[]").lower()
+        return host.lower() in self._hosts or name in self._hosts or ("localhost" in self._hosts and is_loopback(name))
+
+
+def create_app(services: Services) -> HostApp:
+    """The application over these services. Its lifespan opens and closes them, unless that was done before."""
+    return HostApp(services)
+
+
+def everything(services: Services) -> Server[None]:
+    """The server with the tools of every namespace."""
+    namespaces = services.namespaces
+    return create_server(list(namespaces.values()), name="toolhost", instructions=all_instructions(namespaces))
+
+
+def _allowed_hosts(explicit: tuple[str, ...] | None, *, loopback: bool) -> frozenset[str] | None:
+    if explicit is not None:
+        return None if "*" in explicit else frozenset(host.lower() for host in explicit)
+    return frozenset({"localhost"}) if loopback else None
+
+
+def _allow(scope: Scope, method: str) -> None:
+    if scope["method"] != method:
+        raise Refused(405, f"use {method} here", headers=(("allow", method),))
+
+
+# --- what is not MCP -------------------------------------------------------------------------------------------------
+
+
+def _routes(services: Services) -> list[Route]:
+    async def live(_request: Request) -> Response:
+        return JSONResponse({"status": "alive", "version": __version__})
+
+    async def healthy(_request: Request) -> Response:
+        """Deep: it runs code in a sandbox. The manager lets probes that come together, or soon again, share a run."""
+        try:
+            await services.sessions.health()
+        except SandboxError as error:
+            log.warning("unhealthy: %s", error.message)
+            _, body, headers = http_for(error)
+            return JSONResponse({"status": "unhealthy", **body}, 503, dict(headers))
+        return JSONResponse({"status": "healthy", "version": __version__})
+
+    async def attempt(request: Request) -> Response:
+        principal = services.auth.authenticate(request.scope["headers"], address_of(request.scope))
+        key = _key(principal.name, request.path_params.get("kind"), request.path_params["id"])
+        outcome = await services.sessions.collect(key, request.path_params["attempt"])
+        return JSONResponse({"receipt": receipt_meta(outcome.receipt), "text": render(outcome)})
+
+    return [
+        Route("/livez", live),
+        Route("/healthz", healthy),
+        Route("/v1/sessions/{id}/attempts/{attempt}", attempt),
+        Route("/v1/sessions/{kind}/{id}/attempts/{attempt}", attempt),
+    ]
+
+
+def _key(principal: str, kind: str | None, ident: str) -> SessionKey:
+    """The key that a path names; without a kind the id is one that came as x-session-id."""
+    try:
+        found = KeyKind(kind or KeyKind.REQUEST)
+    except ValueError:
+        raise Refused(404, f"no kind of session {kind!r}: request, retained or connection") from None
+    if not SESSION_ID.fullmatch(ident):
+        raise Refused(400, "not a session id: 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+    return SessionKey(principal, found, ident)
+
+
+def _on_error(_request: Request, error: Exception) -> Response:
+    status, body, headers = http_for(error)
+    response = JSONResponse(body, status)
+    for name, value in headers:
+        response.headers.append(name, value)
+    return response
+
+
+def _on_http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = "nothing is served at this path" if error.status_code == 404 else error.detail
+    return JSONResponse({"error": {"code": "http", "message": message}}, error.status_code, error.headers)

@@ -1,0 +1,86 @@
+"""From settings to a backend and to what sessions may do: the part of the composition root that `doctor` shares.
+
+Above: `services`, `doctor`. Below: `config`, sandboxes' public API. Engines' libraries are imported only when used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from sandboxes.backends.base import Backend
+from sandboxes.owner import Owner
+from sandboxes.settings import ManagerSettings
+from sandboxes.spec import Limits, SandboxSpec
+from toolhost.config import Settings
+from toolhost.errors import ConfigurationError
+
+# Idle sandboxes take little of their limit; with all of them at it at once, this share of the memory must hold them.
+MEMORY_SHARE = 0.75
+FEWEST_SESSIONS = 4
+
+
+def create_backend(settings: Settings, owner: Owner) -> Backend:
+    """The backend that the settings name. Raises ConfigurationError."""
+    factories: dict[str, Callable[[Settings, Owner], Backend]] = {"auto": _bubblewrap, "bubblewrap": _bubblewrap}
+    factory = factories.get(settings.sandbox.backend)
+    if factory is None:
+        raise ConfigurationError(
+            f"sandbox.backend is {settings.sandbox.backend!r}, which is not there; known: {', '.join(factories)}"
+        )
+    return factory(settings, owner)
+
+
+def _bubblewrap(settings: Settings, owner: Owner) -> Backend:
+    from sandboxes.backends.bubblewrap import BubblewrapBackend
+    from sandboxes.environment import load_environment
+
+    return BubblewrapBackend(
+        state_dir=settings.state_dir,
+        owner=owner,
+        environment=partial(load_environment, settings.environment_dir),
+        timeout_s=settings.python.timeout_s,
+    )
+
+
+def manager_settings(settings: Settings) -> ManagerSettings:
+    """What the session manager is told."""
+    lifecycle, sandbox = settings.lifecycle, settings.sandbox
+    most = lifecycle.max_sessions or sessions_that_fit(sandbox.memory_bytes)
+    return ManagerSettings(
+        spec=SandboxSpec(
+            limits=Limits(
+                memory_bytes=sandbox.memory_bytes,
+                cpus=sandbox.cpus,
+                processes=sandbox.processes,
+                disk_bytes=sandbox.disk_bytes,
+                tmp_bytes=sandbox.tmp_bytes,
+                shm_bytes=sandbox.shm_bytes,
+                open_files=sandbox.open_files,
+            ),
+            egress=sandbox.egress,
+            preimports=settings.python.preimports,
+            environment=dict(sandbox.environment),
+        ),
+        timeout_s=settings.python.timeout_s,
+        max_timeout_s=max(settings.python.max_timeout_s, settings.python.timeout_s),
+        max_characters=settings.python.max_characters,
+        idle_s=lifecycle.idle_s,
+        max_idle_s=lifecycle.max_ttl_s,
+        lifetime_s=lifecycle.lifetime_s,
+        grace_s=lifecycle.grace_s,
+        max_sessions=most,
+        max_sessions_per_principal=lifecycle.max_sessions_per_principal or most,
+        max_waiting=lifecycle.max_queue,
+        queue_s=lifecycle.queue_s,
+        pool_size=lifecycle.pool,
+        shutdown_s=max(1.0, settings.server.shutdown_s / 2 - 1),  # it takes this long twice: calls, then sandboxes
+        keep_on_shutdown=lifecycle.on_stop == "keep",
+    )
+
+
+def sessions_that_fit(memory_bytes: int) -> int:
+    """How many sandboxes of that limit this machine's memory holds."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(FEWEST_SESSIONS, int(total * MEMORY_SHARE / memory_bytes))

@@ -1,0 +1,177 @@
+"""`toolhost doctor`: what is wrong on this machine, and what to type. Changes nothing.
+
+Above: the command table. Below: `config`, `backends`, `sandboxes`' public API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sandboxes.backends.base import Backend, Problem
+from sandboxes.environment import Status, environment_status
+from sandboxes.errors import SandboxError
+from sandboxes.owner import Owner
+from toolhost.backends import create_backend
+from toolhost.cli.serve import listening
+from toolhost.config import Settings, load, proxies
+from toolhost.errors import ConfigurationError
+
+PYTHON_NEEDED = (3, 11)
+FAILED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's result. `grade`: "ok", "weak" (it works, but) or "wrong" (the host cannot do its work)."""
+
+    check: str
+    grade: str
+    what: str
+    mend: str = ""
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="As for `toolhost serve`.")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="As for `toolhost serve`.")] = None,
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="As for `toolhost serve`.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check this machine; say what is wrong and what to type. Exit code 1 when something must be mended."""
+    flags = {"state_dir": state_dir, "server": {"listen": listen}, "sandbox": {"backend": backend}}
+    findings = list(examine(config, flags))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.grade:5}  {finding.check}: {finding.what}")
+            if finding.mend:
+                typer.echo(f"       → {finding.mend}")
+    raise typer.Exit(FAILED if any(finding.grade == "wrong" for finding in findings) else 0)
+
+
+def examine(config: Path | None, flags: Mapping[str, object]) -> Iterator[Finding]:
+    """Every check in turn; one that fails stops no other, except that without settings there is nothing to check."""
+    yield _python()
+    try:
+        settings = load(config, flags)
+    except ConfigurationError as error:
+        yield Finding("settings", "wrong", error.message, "mend it there")
+        return
+    yield Finding("settings", "ok", str(config) if config else "no settings file; defaults and environment")
+    checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
+        _state_dir,
+        _environment,
+        _backend,
+        _port,
+        _vllm,
+        _proxy,
+        _speed,
+    )
+    for check in checks:
+        yield from check(settings)
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info >= PYTHON_NEEDED:
+        return Finding("python", "ok", version)
+    return Finding("python", "wrong", f"{version} is too old", "install Python 3.11 or newer")
+
+
+def _state_dir(settings: Settings) -> Iterator[Finding]:
+    place = settings.state_dir
+    nearest = next(parent for parent in (place, *place.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        mend = f"give another one with --state-dir, or make {nearest} writable"
+        yield Finding("state directory", "wrong", f"{place}: {error.strerror or error}", mend)
+        return
+    free = os.statvfs(nearest)
+    gib = free.f_bavail * free.f_frsize / (1 << 30)
+    grade = "ok" if gib >= 1 else "weak"
+    mend = "" if gib >= 1 else "free some space: sessions' files and the ledger are kept there"
+    yield Finding("state directory", grade, f"{place} ({gib:.1f} GiB free)", mend)
+
+
+def _environment(settings: Settings) -> Iterator[Finding]:
+    place = settings.environment_dir
+    status = environment_status(place)
+    if status is Status.READY:
+        yield Finding("sandbox environment", "ok", str(place))
+    elif status is Status.STALE:
+        yield Finding("sandbox environment", "weak", f"{place} was made from an older list", "toolhost setup")
+    else:
+        yield Finding("sandbox environment", "wrong", f"there is none in {place}", "toolhost setup")
+
+
+def _backend(settings: Settings) -> Iterator[Finding]:
+    # An owner made up for this: looking must not make the state directory.
+    owner = Owner("doctor", b"doctor")
+    try:
+        backend = create_backend(settings, owner)
+        problems = asyncio.run(_probe(backend))
+    except (ConfigurationError, SandboxError) as error:
+        yield Finding("isolation", "wrong", error.message)
+        return
+    for problem in problems:
+        yield Finding("isolation", "wrong" if problem.fatal else "weak", problem.what, problem.mend)
+    if not any(problem.fatal for problem in problems):
+        yield Finding("isolation", "ok", f"{backend.name} can start sandboxes")
+
+
+async def _probe(backend: Backend) -> Sequence[Problem]:
+    try:
+        return await backend.probe()
+    finally:
+        await backend.close()
+
+
+def _port(settings: Settings) -> Iterator[Finding]:
+    try:
+        listening(settings).close()
+    except ConfigurationError as error:
+        yield Finding("port", "weak", error.message, "or leave it: a host that runs already holds its own port")
+        return
+    yield Finding("port", "ok", f"{settings.server.listen} is free")
+
+
+def _vllm(_settings: Settings) -> Iterator[Finding]:
+    """vLLM 0.13 to 0.29 does not pin mcp and dies at its start beside mcp 2."""
+    try:
+        version = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if (0, 13) <= numbers <= (0, 29):
+        what = f"vLLM {version} is in this environment and does not start beside mcp 2, which toolhost needs"
+        yield Finding("vllm", "wrong", what, "install toolhost in an environment of its own")
+    else:
+        yield Finding("vllm", "ok", f"{version} in this environment")
+
+
+def _proxy(_settings: Settings) -> Iterator[Finding]:
+    found = proxies()
+    if found:
+        what = f"{', '.join(sorted(found))} is set: clients started from this shell ask the proxy for this host"
+        yield Finding("proxy", "weak", what, "export no_proxy=localhost,127.0.0.1 (and this host's name) for clients")
+
+
+def _speed(_settings: Settings) -> Iterator[Finding]:
+    missing = [name for name in ("uvloop", "httptools") if importlib.util.find_spec(name) is None]
+    if missing:
+        yield Finding("speed", "weak", f"without {' and '.join(missing)}", "pip install 'toolhost[fast]'")

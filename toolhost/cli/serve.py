@@ -1,0 +1,256 @@
+"""`toolhost serve`: settings to a running host, and its orderly end.
+
+Above: the command table. Below: `config`, `services`, `app`, uvicorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+import uvicorn
+
+from sandboxes.errors import SandboxError
+from toolhost import telemetry
+from toolhost.app import create_app
+from toolhost.config import Settings, load
+from toolhost.errors import ConfigurationError
+from toolhost.services import Services, build
+
+CANNOT_START = 2
+SECOND_SIGNAL = 130
+SAME_SIGNAL_S = 0.5  # a terminal and a wrapper (make, timeout) both pass one Ctrl-C on: that is one
+
+
+def serve(
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where to listen. Default 127.0.0.1:8000.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Ledger, owner secret, the sandboxes' files.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="auto, bubblewrap or docker. Default auto.")
+    ] = None,
+    tokens_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Who may connect; see `toolhost tokens`.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve beyond this machine without tokens (a closed network only).")
+    ] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Time of a call. Default 120.")] = None,
+    memory: Annotated[int | None, typer.Option(metavar="MIB", help="Memory of a sandbox. Default 1024.")] = None,
+    max_sessions: Annotated[int | None, typer.Option(metavar="N", help="Sandboxes at once.")] = None,
+    pool: Annotated[int | None, typer.Option(metavar="N", help="Warm sandboxes kept ready. Default 0.")] = None,
+    root_path: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="Path prefix under which a proxy serves this host.")
+    ] = None,
+    public_path: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="Prefix for the path that clients post to, instead.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Host header to accept (again for more).")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or text.")] = None,
+) -> None:
+    """Start the tool server and print what to give to vLLM.
+
+    Settings come from these options, then TOOLHOST_GROUP__NAME variables, then --config. Ctrl-C stops in order: calls
+    end, streams close, retained sessions stay for the next start. A second Ctrl-C stops at once.
+    """
+    flags: dict[str, Any] = {
+        "state_dir": state_dir,
+        "server": {
+            "listen": listen,
+            "root_path": root_path,
+            "public_path": public_path,
+            "allowed_hosts": tuple(allowed_host) if allowed_host else None,
+        },
+        "auth": {"tokens_file": tokens_file, "insecure": insecure or None},
+        "sandbox": {"backend": backend, "memory_bytes": memory << 20 if memory is not None else None},
+        "python": {"timeout_s": timeout},
+        "lifecycle": {"max_sessions": max_sessions, "pool": pool},
+        "log": {"level": log_level, "format": log_format},
+    }
+    try:
+        settings = load(config, flags)
+        with listening(settings) as listener:
+            telemetry.configure(settings.log)
+            code = launch(build(settings), listener)
+    except (ConfigurationError, SandboxError) as error:
+        fail(error.message)
+    raise typer.Exit(code)
+
+
+def fail(message: str) -> NoReturn:
+    """One line on stderr that says what is wrong and what to type; exit code 2."""
+    typer.echo(f"toolhost: {message}", err=True)
+    raise typer.Exit(CANNOT_START)
+
+
+def listening(settings: Settings) -> socket.socket:
+    """The listening socket. Raises ConfigurationError: port in use, an address of another machine."""
+    host, port = settings.server.address
+    listener: socket.socket | None = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and host == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4 clients too
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigurationError(_cannot_listen(settings.server.listen, error)) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _cannot_listen(listen: str, error: OSError) -> str:
+    host, _, port = listen.rpartition(":")
+    if error.errno == errno.EADDRINUSE:
+        return f"{listen} is in use by another process; give another one, for example --listen {host}:{int(port) + 1}"
+    if error.errno == errno.EACCES:
+        return f"not allowed to listen on {listen}; ports below 1024 need root, for example use --listen {host}:8000"
+    return f"cannot listen on {listen}: {error.strerror or error}; is {host} an address of this machine?"
+
+
+class HostServer(uvicorn.Server):
+    """Uvicorn, with signals left to `run`: a stop first ends calls and streams, which uvicorn would wait for."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
+def launch(services: Services, listener: socket.socket) -> int:
+    """Runs the host until it is told to stop. Returns the exit code. Raises SandboxError when it cannot start."""
+    settings = services.settings
+    app = create_app(services)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.server.shutdown_s)),
+    )
+    server = HostServer(config, lambda: announce(services, listener))
+
+    async def run() -> int:
+        stop = _Stop(asyncio.current_task(), server, app.close, settings.server.shutdown_s)
+        with stop.on_signals():
+            await services.open()
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                await services.close()
+        return 0
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        try:
+            return runner.run(run())
+        except asyncio.CancelledError:
+            return SECOND_SIGNAL
+
+
+class _Stop:
+    """The ladder of a stop: calls and streams end within a bound, then the server; a second signal ends it at once."""
+
+    def __init__(
+        self, task: asyncio.Task[Any] | None, server: HostServer, close: Callable[[], Any], bound_s: float
+    ) -> None:
+        self._task = task
+        self._server = server
+        self._close = close
+        self._bound_s = bound_s
+        self._closing: asyncio.Task[None] | None = None
+        self._first_at = 0.0
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _signalled(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._closing is not None:
+            if now - self._first_at < SAME_SIGNAL_S:
+                return
+            typer.echo("toolhost: stopped at once; the next start takes over what runs", err=True)
+            os._exit(SECOND_SIGNAL)
+        if not self._server.started:
+            assert self._task is not None
+            self._task.cancel()
+            return
+        self._first_at = now
+        typer.echo("toolhost: stopping; again to stop at once", err=True)
+        self._closing = asyncio.get_running_loop().create_task(self._ladder())
+
+    async def _ladder(self) -> None:
+        try:
+            async with asyncio.timeout(self._bound_s):
+                await self._close()
+        except TimeoutError:
+            typer.echo("toolhost: calls did not end in time; stopping without them", err=True)
+        finally:
+            self._server.should_exit = True
+
+
+def announce(services: Services, listener: socket.socket) -> None:
+    """What a person types next. To stdout: logs go to stderr."""
+    settings = services.settings
+    host, port = listener.getsockname()[:2]
+    shown = _shown(host)
+    address = f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
+    path = settings.server.public_path or settings.server.root_path
+    names = [f"{address}{path}/{name}" for name in services.namespaces]
+    local = "localhost" if host in ("0.0.0.0", "::") else shown
+    lines = [
+        f"toolhost listens on {address}",
+        "",
+        "Give this to vLLM:",
+        f"  vllm serve openai/gpt-oss-20b --tool-server {','.join(names)}",
+        "",
+        "Then try, against vLLM:",
+        "  curl -s http://localhost:8000/v1/responses -H 'content-type: application/json' -d '"
+        '{"model": "openai/gpt-oss-20b", "input": "What is the 1000th prime? Use python.", '
+        '"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}\'',
+        f"Is this host well?  curl http://{f'[{local}]' if ':' in local else local}:{port}{path}/healthz",
+        "",
+        *services.notices(),
+    ]
+    typer.echo("\n".join(lines))
+
+
+def _shown(host: str) -> str:
+    """A name that other machines can use for a bind to all addresses."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else str(host)

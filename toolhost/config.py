@@ -1,0 +1,286 @@
+"""Frozen settings, from flags, the environment and one TOML file. Nothing else here reads the environment.
+
+Above: everything that is built from settings. Below: pydantic.
+Precedence: flags, then `TOOLHOST_GROUP__NAME` variables, then the file. Unknown names are refused in all of them.
+Durations end in `_s` (seconds), sizes in `_bytes`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from toolhost.errors import ConfigurationError
+
+PREFIX = "TOOLHOST_"
+Seconds = Annotated[float, Field(gt=0, le=366 * 86400, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+PathPrefix = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
+
+
+class Group(BaseModel):
+    """One table of the settings file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerSettings(Group):
+    """Where the host listens and what it says of itself."""
+
+    listen: str = Field("127.0.0.1:8000", description="HOST:PORT; [::1]:8000 for IPv6; port 0 takes a free one")
+    root_path: PathPrefix = Field("", description="path prefix under which a proxy serves this host")
+    public_path: PathPrefix = Field("", description="prefix put in the endpoint event instead of root_path")
+    root_namespace: str = Field("python", description="the namespace of bare /sse")
+    allowed_hosts: tuple[str, ...] | None = Field(None, description="Host headers to accept; none: any off loopback")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="largest JSON-RPC message")
+    ping_s: float = Field(10.0, gt=0, le=15, description="a comment on idle streams at least this often")
+    shutdown_s: Seconds = Field(20.0, description="bound of a graceful stop")
+    max_calls: Count = Field(32, description="calls in flight on one connection")
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of `listen`."""
+        return split_address(self.listen)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return is_loopback(self.address[0])
+
+
+class LogSettings(Group):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON lines")
+
+
+class PythonSettings(Group):
+    """What the python namespace does with a call."""
+
+    timeout_s: Seconds = Field(120.0, description="a call's time, from when its code starts")
+    max_timeout_s: Seconds = Field(600.0, description="the most that a client may ask for")
+    max_characters: int = Field(20_000, ge=200, description="longer output is cut in the middle")
+    instructions: str | None = Field(None, description="replaces the prompt text")
+    preimports: tuple[str, ...] = Field((), description="modules loaded before an interpreter is ready")
+
+
+class SandboxSettings(Group):
+    """What isolates, and what one sandbox may use."""
+
+    backend: Literal["auto", "bubblewrap", "docker"] = "auto"
+    memory_bytes: int = Field(1 << 30, ge=64 << 20)
+    cpus: float = Field(1.0, gt=0)
+    processes: int = Field(256, ge=16)
+    disk_bytes: int = Field(2 << 30, ge=1 << 20)
+    tmp_bytes: int = Field(128 << 20, ge=1 << 20)
+    shm_bytes: int = Field(64 << 20, ge=1 << 20)
+    open_files: int = Field(1024, ge=64)
+    egress: str = Field("none", description="none, or a network that the backend knows")
+    environment: dict[str, str] = Field(default_factory=dict, description="variables for user code")
+
+
+class LifecycleSettings(Group):
+    """How long sessions live and how many there may be."""
+
+    idle_s: Seconds = 20 * 60
+    lifetime_s: Seconds = 24 * 3600
+    grace_s: Seconds = Field(30.0, description="a request's session outlives a lost connection by this")
+    max_ttl_s: Seconds = Field(24 * 3600, description="the most that x-toolhost-ttl may ask for")
+    max_sessions: Count | None = Field(None, description="sandboxes at once; none: what the memory allows")
+    max_sessions_per_principal: Count | None = None
+    max_queue: int = Field(64, ge=0, description="calls that may wait for a place")
+    queue_s: Seconds = Field(30.0, description="the longest wait for a place")
+    pool: int = Field(0, ge=0, description="warm sandboxes kept ready")
+    on_stop: Literal["keep", "close"] = Field("keep", description="what a stop does with retained sandboxes")
+
+
+class AuthSettings(Group):
+    """Who may connect."""
+
+    tokens_file: Path | None = Field(None, description="lines NAME:SCOPES:SHA256, see `toolhost tokens`")
+    insecure: bool = Field(False, description="serve beyond this machine without tokens")
+    retained_keys: Literal["random", "any"] = Field("random", description="off loopback: long random keys, or any")
+    failures_per_minute: Count = 30
+
+
+class BubblewrapSettings(Group):
+    environment_dir: Path | None = Field(None, description="what `toolhost setup` made; none: where it makes it")
+
+
+class DockerSettings(Group):
+    image: str | None = Field(None, description="the sandbox image; none: the one that `toolhost setup` builds")
+    runtime: str | None = Field(None, description="runc, runsc or kata; none: the engine's default")
+    host: str | None = Field(None, description="the engine's address; none: what DOCKER_HOST says")
+
+
+class _Environment(EnvSettingsSource):
+    """The environment, with unknown `TOOLHOST_` names refused like unknown keys of the file."""
+
+    def __call__(self) -> dict[str, Any]:
+        known = {name.upper() for name in self.settings_cls.model_fields}
+        for name in os.environ:
+            if name.startswith(f"{PREFIX}TEST_"):
+                continue  # for this project's own tests: not settings
+            if name.startswith(PREFIX) and name[len(PREFIX) :].split("__")[0].upper() not in known:
+                raise ConfigurationError(
+                    f"unknown environment variable {name}; variables are {PREFIX}GROUP__NAME with GROUP one of "
+                    f"{', '.join(sorted(known))}"
+                )
+        return super().__call__()
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Made once by `load`, then only read."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__", env_ignore_empty=True
+    )
+
+    state_dir: Path = Field(default_factory=lambda: default_state_dir(), description="ledger, owner secret, workspaces")
+    server: ServerSettings = ServerSettings()  # type: ignore[call-arg]
+    log: LogSettings = LogSettings()  # type: ignore[call-arg]
+    python: PythonSettings = PythonSettings()  # type: ignore[call-arg]
+    sandbox: SandboxSettings = SandboxSettings()  # type: ignore[call-arg]
+    lifecycle: LifecycleSettings = LifecycleSettings()  # type: ignore[call-arg]
+    auth: AuthSettings = AuthSettings()  # type: ignore[call-arg]
+    bubblewrap: BubblewrapSettings = BubblewrapSettings()  # type: ignore[call-arg]
+    docker: DockerSettings = DockerSettings()  # type: ignore[call-arg]
+
+    @property
+    def environment_dir(self) -> Path:
+        """Where the embedded sandbox environment is."""
+        return self.bubblewrap.environment_dir or default_environment_dir()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def default_state_dir() -> Path:
+    """Where state is kept unless a setting says otherwise (XDG)."""
+    import platformdirs
+
+    return platformdirs.user_state_path("toolhost")
+
+
+def default_environment_dir() -> Path:
+    """Where `toolhost setup` makes the embedded environment unless told otherwise (XDG)."""
+    import platformdirs
+
+    return platformdirs.user_data_path("toolhost") / "environment"
+
+
+def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from flags over environment over file. `flags`: nested as the groups are; None values are left out.
+
+    Raises ConfigurationError naming the setting, where it was set, and what is wrong with it.
+    """
+    merged: dict[str, Any] = {}
+    origins: dict[tuple[str, ...], str] = {}
+    for origin, values in (
+        (f"settings file {file}", _read_file(file)),
+        ("the environment", _Environment(Settings)()),
+        ("the command line", _without_none(flags or {})),
+    ):
+        _merge(merged, values, origin, origins)
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        raise ConfigurationError(_explain(error, origins)) from None
+
+
+def proxies() -> dict[str, str]:
+    """Proxy variables that apply to plain http to a local name, by name (`http_proxy`, `all_proxy`)."""
+    names = {name: value for name, value in os.environ.items() if name.lower() in ("http_proxy", "all_proxy") and value}
+    if names and urllib.request.proxy_bypass("localhost"):
+        return {}
+    return names
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `[IPV6]:PORT`. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT (for example 0.0.0.0:8000 or [::]:8000)")
+    if ":" in host and not bracketed:
+        raise ValueError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:8000")
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a bind to this host is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"settings file {file} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot read settings file {file}: {error.strerror or error}") from None
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            if inner := _without_none(value):
+                kept[name] = inner
+        elif value is not None:
+            kept[name] = value
+    return kept
+
+
+def _merge(
+    into: dict[str, Any],
+    values: Mapping[str, Any],
+    origin: str,
+    origins: dict[tuple[str, ...], str],
+    path: tuple[str, ...] = (),
+) -> None:
+    for name, value in values.items():
+        here = (*path, name)
+        origins[here] = origin
+        if isinstance(value, Mapping) and isinstance(into.get(name, {}), dict):
+            _merge(into.setdefault(name, {}), value, origin, origins, here)
+        else:
+            into[name] = value
+
+
+def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> str:
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False):
+        path = tuple(str(part) for part in problem["loc"])
+        origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "defaults")
+        message = "unknown setting" if problem["type"] == "extra_forbidden" else problem["msg"]
+        lines.append(f"{'.'.join(path)} (from {origin}): {message.removeprefix('Value error, ')}")
+    return "; ".join(lines)

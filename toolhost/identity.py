@@ -1,0 +1,140 @@
+"""A request to a session: whose key, of which kind, and what ends it. The only such place.
+
+Above: transports. Below: `config`, `errors`. Everything read here is untrusted text.
+Rules: a session id is 1 to 128 characters of `A-Z a-z 0-9 . _ : -`; `x-toolhost-session` (or `/s/{session}` in the URL)
+wins over `x-session-id`; two different values of one name are refused, not guessed between.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
+from toolhost.config import Settings
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+REQUEST_ID = re.compile(r"resp_[0-9a-f]+")  # what vLLM mints for every response
+RETAINED_CHARACTERS = 22  # 22 characters of a 64-letter alphabet carry 132 bits
+DISTINCT_CHARACTERS = 10  # fewer are not random: 22 random ones of 64 letters have 10 or more but once in 10^6
+
+_OWN = b"x-toolhost-session"
+_SHARED = b"x-session-id"
+_TTL = b"x-toolhost-ttl"
+_CONTENT = b"x-toolhost-content"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a request says about its session. Equal when two requests of a connection name the same one."""
+
+    kind: KeyKind
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a connection's calls cannot run, as text for the model and whoever reads its transcript."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose session a connection uses, or why it can use none; and whether it takes more than one text block."""
+
+    session: SessionRequest | Refusal
+    rich: bool = False
+
+
+def named(headers: Headers, url_session: str | None = None) -> Named | Refusal | None:
+    """The session that a request names, None when it names none."""
+    own: set[str] = set() if url_session is None else {url_session}
+    shared: set[str] = set()
+    for name, value in headers:
+        if name == _OWN:
+            own.add(value.decode("latin-1"))
+        elif name == _SHARED:
+            shared.add(value.decode("latin-1"))
+    if own:
+        return _one(own, KeyKind.RETAINED, "x-toolhost-session (or /s/ in the URL)")
+    if shared:
+        return _one(shared, KeyKind.REQUEST, "x-session-id")
+    return None
+
+
+def identify(
+    headers: Headers, *, principal: str, settings: Settings, connection_id: str, url_session: str | None = None
+) -> Identity:
+    """The identity of a new connection. Never raises: what is wrong becomes a `Refusal` for its calls."""
+    headers = list(headers)
+    found = named(headers, url_session)
+    if found is None:
+        found = Named(KeyKind.CONNECTION, connection_id)
+    rich = any(name == _CONTENT and value.strip().lower() == b"rich" for name, value in headers)
+    if isinstance(found, Refusal):
+        return Identity(found, rich)
+    if found.kind is KeyKind.RETAINED and (refusal := _guessable(found.id, settings)):
+        return Identity(refusal, rich)
+    ttl_s = _ttl(headers, settings)
+    if isinstance(ttl_s, Refusal):
+        return Identity(ttl_s, rich)
+    key = SessionKey(principal, found.kind, found.id)
+    return Identity(SessionRequest(key, _retention(found), ttl_s), rich)
+
+
+def label(key: SessionKey) -> str:
+    """How logs name a session. A retained id is a bearer secret: its digest stands for it."""
+    if key.kind is KeyKind.RETAINED:
+        return f"{key.principal}/{key.kind.value}/#{key.digest()[:12]}"
+    return str(key)
+
+
+def _one(values: set[str], kind: KeyKind, name: str) -> Named | Refusal:
+    if len(values) > 1:
+        return Refusal(f"The session id in {name} was sent with {len(values)} different values. Send exactly one.")
+    value = values.pop()
+    if not SESSION_ID.fullmatch(value):
+        return Refusal(
+            f"The session id in {name} is not valid ({len(value)} characters). "
+            "Use 1 to 128 characters of A-Z a-z 0-9 . _ : - and nothing else."
+        )
+    return Named(kind, value)
+
+
+def _retention(found: Named) -> Retention:
+    if found.kind is KeyKind.RETAINED:
+        return Retention.RETAINED
+    if found.kind is KeyKind.CONNECTION:
+        return Retention.CONNECTION
+    return Retention.REQUEST if REQUEST_ID.fullmatch(found.id) else Retention.CHOSEN
+
+
+def _guessable(ident: str, settings: Settings) -> Refusal | None:
+    if settings.server.loopback or settings.auth.retained_keys == "any":
+        return None
+    if len(ident) >= RETAINED_CHARACTERS and len(set(ident)) >= DISTINCT_CHARACTERS:
+        return None
+    return Refusal(
+        "The retained session key is too easy to guess on a host that others can reach. Use a minted one "
+        f"(`toolhost sessions new`) or at least {RETAINED_CHARACTERS} random characters; an operator can set "
+        'auth.retained_keys = "any".'
+    )
+
+
+def _ttl(headers: Headers, settings: Settings) -> float | Refusal | None:
+    values = {value for name, value in headers if name == _TTL}
+    if not values:
+        return None
+    try:
+        (value,) = values
+        ttl_s = float(value)
+    except ValueError:
+        ttl_s = math.nan
+    if not (math.isfinite(ttl_s) and ttl_s > 0):
+        return Refusal("x-toolhost-ttl is not valid: send one positive number of seconds.")
+    return min(ttl_s, settings.lifecycle.max_ttl_s)

@@ -1,0 +1,1 @@
+"""One MCP namespace a module: a tool call in, a result out."""

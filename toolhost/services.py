@@ -1,0 +1,136 @@
+"""The composition root: everything that the host is made of, built from settings, ended in reverse.
+
+Above: `app`, commands. Below: all rooms. Nothing else here constructs a backend, a store or a manager.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from filelock import FileLock, Timeout
+
+from sandboxes.backends.base import Backend
+from sandboxes.manager import SessionManager
+from sandboxes.owner import Owner
+from sandboxes.spec import Outcome, SessionKey, SessionRequest
+from sandboxes.stores.sqlite import SqliteStore
+from toolhost import auth as authentication
+from toolhost.backends import create_backend, manager_settings
+from toolhost.config import Settings
+from toolhost.errors import ConfigurationError
+from toolhost.namespaces import registry
+from toolhost.namespaces.base import Namespace, SessionAttachment
+from toolhost.telemetry import LogObserver
+
+log = logging.getLogger("toolhost.services")
+
+
+class StateDirectoryTaken(ConfigurationError):
+    """Another host holds the state directory."""
+
+
+class Sessions(Protocol):
+    """What the host needs of `sandboxes.manager.SessionManager`."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def attach(self, request: SessionRequest) -> SessionAttachment: ...
+
+    async def collect(self, key: SessionKey, attempt_id: str) -> Outcome: ...
+
+    async def health(self) -> None: ...
+
+
+@dataclass
+class Services:
+    """The parts of one host. `open` starts what runs, `close` ends it; both may be called again."""
+
+    settings: Settings
+    sessions: Sessions
+    namespaces: Mapping[str, Namespace]
+    auth: authentication.Authenticator
+    backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _opened: bool = False
+
+    async def open(self) -> None:
+        """Raises SandboxError when nothing isolates, the environment is missing, or the ledger cannot be used;
+        ConfigurationError when another host has this state directory."""
+        if self._opened:
+            return
+        if self.backend is not None:
+            self._stack.enter_context(only_host(self.settings.state_dir))
+        await self.sessions.open()
+        self._stack.push_async_callback(self.sessions.close)
+        self._opened = True
+
+    def notices(self) -> list[str]:
+        """Lines for people at the start: how well sandboxes are isolated, and who may connect. After `open`."""
+        lines = [] if self.backend is None else [isolation(self.backend)]
+        if self.auth.open and not self.settings.server.loopback:
+            lines.append("WARNING: no tokens (--insecure): whoever reaches this port runs code in your sandboxes.")
+        return lines
+
+    async def close(self) -> None:
+        """Stops admitting calls, ends those that run within a bound, and leaves what the settings say."""
+        await self._stack.aclose()
+
+
+def build(settings: Settings, sessions: Sessions | None = None) -> Services:
+    """Raises ConfigurationError. `sessions`: another session manager than the one that the settings describe."""
+    auth = authentication.Authenticator(settings)  # before anything else: an open bind must not start at all
+    namespaces = registry.create(settings)
+    if sessions is not None:
+        return Services(settings, sessions, namespaces, auth)
+    owner = _owner(settings)
+    backend = create_backend(settings, owner)
+    manager = SessionManager(
+        backend=backend,
+        store=SqliteStore(settings.state_dir / "ledger.sqlite"),
+        owner=owner,
+        settings=manager_settings(settings),
+        observer=LogObserver(),
+    )
+    return Services(settings, manager, namespaces, auth, backend)
+
+
+@contextmanager
+def only_host(state_dir: Path) -> Iterator[None]:
+    """Holds a state directory. Two hosts on one would each take the other's sandboxes for orphans.
+
+    The lock goes with the process, however it ends. Raises StateDirectoryTaken, ConfigurationError.
+    """
+    lock = FileLock(state_dir / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StateDirectoryTaken(
+            f"another host runs on the state directory {state_dir}; stop it, or give this one another --state-dir"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"state directory {state_dir} cannot be used: {error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def isolation(backend: Backend) -> str:
+    """One honest line on what keeps sandboxes apart. `backend` is open."""
+    missing = sorted(backend.differences)
+    line = f"Isolation: {backend.name}"
+    return f"{line}; not given here: {', '.join(missing)} (docs/isolation.md)" if missing else line
+
+
+def _owner(settings: Settings) -> Owner:
+    try:
+        return Owner.load(settings.state_dir)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"state directory {settings.state_dir} cannot be used: {error}") from None

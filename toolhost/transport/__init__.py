@@ -1,0 +1,1 @@
+"""MCP on the wire: one endpoint per namespace."""
