@@ -56,6 +56,13 @@ async def test_a_page_shows_the_documented_form(desk: Any, site: Any) -> None:
     )
 
 
+async def test_the_url_in_the_header_is_unquoted_and_bounded(desk: Any, site: Any) -> None:
+    site.html("/wörld page", "text")
+    header = (await desk.call("open", id=f"{site.base}/w%C3%B6rld%20page?q={'a' * 2000}")).split("\n")[0]
+    url = header.removeprefix("[0] T (").removesuffix(")")
+    assert url.startswith(f"{site.base}/wörld page?q=aaa") and url.endswith("aaa...") and len(url) == 1024
+
+
 async def test_a_link_of_the_first_search_opens_after_a_second_search(desk: Any, site: Any) -> None:
     site.html("/first", "first page")
     desk.provider.hits = [Hit("first", f"{site.base}/first", "")]

@@ -97,8 +97,10 @@ def head(content: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"x", b"\0" * 8, b"\xff" * 20, head(b"{}"), head(b'{"version": 99}'), head(b"[1]"), head(b"\xff")]
-    + [BrowserState().to_bytes()[:-3], BrowserState().to_bytes() + b"x"],
+    [
+        *(b"", b"x", b"\0" * 8, b"\xff" * 20, head(b"{}"), head(b'{"version": 99}'), head(b"[1]"), head(b"\xff")),
+        *(BrowserState().to_bytes()[:-3], BrowserState().to_bytes() + b"x"),
+    ],
 )
 def test_bytes_that_are_no_state_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"browser state"):
