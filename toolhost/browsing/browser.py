@@ -28,6 +28,7 @@ MAX_TOPN = 20
 DEADLINE = 60.0
 MAX_QUERY = 2000
 MAX_PATTERN = 1000
+MAX_REASON = 500
 # A passage is shown with a little of what comes before it.
 _LINES_BEFORE = 4
 # Characters of a page beyond which its lines are made off the event loop.
@@ -86,7 +87,8 @@ class Browser:
         try:
             outcome = await self._chain.search(text.strip(), number, self._filters, chosen)
         except SearchError as error:
-            raise BrowserError(f"Error during search for `{shown(text)}`: {error}") from error
+            reason = one_line(str(error), MAX_REASON)
+            raise BrowserError(f"Error during search for `{shown(text)}`: {reason}") from error
         return await self._show(results_page(text, outcome), -1, -1)
 
     async def open(
@@ -216,7 +218,7 @@ class Browser:
             reason = f"no page within {self._deadline:g} seconds"
         except FetchError as error:
             reason = str(error)
-        raise BrowserError(f"Error fetching URL `{one_line(url, 1024)}`: {reason}")
+        raise BrowserError(f"Error fetching URL `{one_line(url, 1024)}`: {one_line(reason, MAX_REASON)}")
 
 
 def _invalid_link(number: int, page: Page | None) -> str:

@@ -20,6 +20,7 @@ from yarl import URL
 from toolhost.browsing.cache import Response, ResponseCache, SingleFlight
 from toolhost.browsing.errors import AddressRefused, FetchError
 from toolhost.browsing.guard import Guard
+from toolhost.browsing.resolve import SystemResolver
 from toolhost.search.base import Filters
 from toolhost.search.retry import RETRY_STATUS, RetryPolicy, Transient, retry_after_seconds, with_retries
 
@@ -159,7 +160,7 @@ class Fetcher:
                     limit=self._limits.connections,
                     limit_per_host=self._limits.connections_per_host,
                     socket_factory=self._guard.socket_factory(),
-                    resolver=self._resolver,
+                    resolver=self._resolver or SystemResolver(),
                     use_dns_cache=False,
                 ),
                 headers={"User-Agent": self._user_agent, "Accept": _ACCEPT, "Accept-Encoding": "gzip, deflate"},

@@ -16,14 +16,12 @@ _MAX_INDENT = 40
 
 @dataclass
 class _List:
+    """An open list; `bare` is one that items outside of any list stand in."""
+
     ordered: bool
     number: int
     items: int = 0
-
-
-@dataclass
-class _Item:
-    saved_prefix: str
+    bare: bool = False
 
 
 @dataclass
@@ -68,6 +66,7 @@ class Writer:
         self._code_depth = 0
         self._code_start = 0
         self._lists: list[_List] = []
+        self._open_items = 0
         self._prefixes: list[str] = []
         self._tables: list[_Table] = []
         self._links: list[_Link] = []
@@ -299,6 +298,8 @@ class Writer:
 
     def open_list(self, *, ordered: bool, start: int | None) -> None:
         """Begin a list; only an outermost one is set off by empty lines."""
+        if self._lists and self._lists[-1].bare and not self._open_items:
+            self._lists.pop()
         self.block(gap=not self._lists)
         self._lists.append(_List(ordered, 1 if start is None else start))
 
@@ -311,7 +312,7 @@ class Writer:
         """Begin an item of the innermost list."""
         self.block(gap=False)
         if not self._lists:
-            self._lists.append(_List(False, 1))
+            self._lists.append(_List(False, 1, bare=True))
         current = self._lists[-1]
         if number is not None:
             current.number = number
@@ -321,6 +322,7 @@ class Writer:
         marker = f"{current.number}. " if current.ordered else "* "
         current.number += 1
         outer = self._prefix
+        self._open_items += 1
         self._indent("  " if len(self._lists) > 1 else "    ")
         if self._cell_start is None and not self._links and not self._code_depth:
             self._marker = (outer if len(self._lists) > 1 else outer + "  ") + marker
@@ -329,6 +331,7 @@ class Writer:
         """End it."""
         self.block(gap=False)
         self._dedent()
+        self._open_items -= 1
         if self._marker and self._cell_start is None and not self._links:
             self._marker = ""
 

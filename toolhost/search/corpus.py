@@ -107,13 +107,20 @@ class Corpus:
     Args:
         path: The SQLite file; made with its folder when missing.
         convert: Turns a file into text.
+
+    Raises:
+        CorpusError: the file cannot be opened or is no index.
+        OSError: its folder cannot be made.
     """
 
     def __init__(self, path: Path, convert: Converter) -> None:
         self._convert = convert
         self._lock = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, check_same_thread=False, timeout=30)
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=30)
+        except sqlite3.Error as error:
+            raise CorpusError(f"the index {path} cannot be opened: {error}") from error
         try:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
@@ -123,8 +130,10 @@ class Corpus:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(_SCHEMA)
             self._db.execute(f"PRAGMA user_version = {_VERSION}")
-        except BaseException:
+        except BaseException as error:
             self._db.close()
+            if isinstance(error, sqlite3.Error):
+                raise CorpusError(f"the index {path} cannot be used: {error}") from error
             raise
 
     def close(self) -> None:

@@ -465,7 +465,7 @@ def test_no_module_of_the_browser_reads_the_environment() -> None:
     assert [file.name for file in files if re.search(r"os\.environ|getenv", file.read_text())] == []
 
 
-def test_finding_in_a_ten_megabyte_page_takes_linear_time() -> None:
+def test_finding_in_a_large_page_takes_linear_time() -> None:
     """Four times the page may take ten times as long, never sixteen."""
     for text, pattern in (
         ("a" * 79 + "\n", "aaa"),
@@ -474,7 +474,7 @@ def test_finding_in_a_ten_megabyte_page_takes_linear_time() -> None:
         ("【0†a†b】 ", "a a a"),
     ):
         times = []
-        for size in (2_500_000, 10_000_000):
+        for size in (1_000_000, 4_000_000):
             page = Page("https://e.example/", "t", text * (size // len(text)))
             start = time.process_time()
             find_in_page(page, pattern, 0)

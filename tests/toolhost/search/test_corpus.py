@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.toolhost.browsing.pdfs import make_pdf
 from toolhost.browsing.browser import Browser
 from toolhost.browsing.estimate import estimate_tokens
 from toolhost.browsing.loader import PageLoader
@@ -203,6 +204,32 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(CorpusError, match="another version"):
         Corpus(path, FileConverter())
+
+
+def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.sqlite").write_text("not a database " * 100)
+    for path in (tmp_path / "text.sqlite", tmp_path):
+        with pytest.raises(CorpusError, match="cannot be"):
+            Corpus(path, FileConverter())
+
+
+def test_another_process_adding_is_seen_at_once(corpus: Corpus, folder: Path, tmp_path: Path) -> None:
+    assert found(corpus, "pelicans") == []
+    command = Corpus(tmp_path / "state" / "corpus.sqlite", FileConverter())
+    command.add(folder)
+    assert found(corpus, "pelicans") == ["note.txt"]
+    command.remove("my-docs")
+    assert found(corpus, "pelicans") == []
+    command.close()
+
+
+def test_a_pdf_is_found_by_page(corpus: Corpus, folder: Path) -> None:
+    (folder / "paper.pdf").write_bytes(make_pdf(["about nothing", "about flamingos", "the end"]))
+    corpus.add(folder)
+    hit = corpus.search("flamingos", 1)[0]
+    document = corpus.document(hit.url)
+    assert document is not None and hit.line is not None
+    assert document.text.split("\n")[hit.line : hit.line + 2] == ["[Page 2]", "about flamingos"]
 
 
 async def test_search_open_find_and_links_without_key_or_network(corpus: Corpus, folder: Path) -> None:

@@ -139,12 +139,17 @@ async def service() -> AsyncIterator[Service]:
 async def provider(
     request: pytest.FixtureRequest, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[SearchProvider]:
+    """Every provider; a test that needs a service, or its statuses, narrows it with REMOTE or HONEST."""
     name: str = request.param
     if name in ENCODERS:
         service.encode = ENCODERS[name]
     made = build(name, service.base, tmp_path, monkeypatch)
     yield made
     await made.aclose()
+
+
+REMOTE = pytest.mark.parametrize("provider", sorted(set(PROVIDERS) - LOCAL), indirect=True)
+HONEST = pytest.mark.parametrize("provider", sorted(set(PROVIDERS) - LOCAL - HIDES_STATUS), indirect=True)
 
 
 def build(name: str, base: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> SearchProvider:
@@ -184,9 +189,8 @@ async def test_hits_have_title_url_and_snippet(provider: SearchProvider) -> None
     assert len({hit.url for hit in outcome.hits}) == 3
 
 
+@REMOTE
 async def test_the_key_and_the_query_are_sent(provider: SearchProvider, service: Service) -> None:
-    if provider.name in LOCAL:
-        pytest.skip("it asks nobody")
     await chain(provider).search("wörds & more", 4, ANY)
     request, body = service.requests[0]
     fields = dict(parse_qsl(body)) if provider.name == "ddgs" else json.loads(body or "{}")
@@ -198,9 +202,8 @@ async def test_the_key_and_the_query_are_sent(provider: SearchProvider, service:
         assert "4" in map(str, sent.values())
 
 
+@REMOTE
 async def test_domain_lists_reach_the_result(provider: SearchProvider) -> None:
-    if provider.name in LOCAL:
-        pytest.skip("its hits have no domain")
     only = Filters((DomainList.of(allow=["site1.example", "site3.example"], deny=["site3.example"]),))
     outcome = await chain(provider).search("q", 5, only)
     assert [hit.title for hit in outcome.hits] == ["Title 1"]
@@ -212,33 +215,31 @@ async def test_no_results_are_an_empty_outcome(provider: SearchProvider, service
     assert (await chain(provider).search(query, 5, ANY)).hits == ()
 
 
+@REMOTE
 async def test_missing_fields_lose_no_other_hit(provider: SearchProvider, service: Service) -> None:
-    if provider.name in LOCAL:
-        pytest.skip("it has no foreign fields")
     service.records = [{}, {"url": "https://bare.example/"}, {"title": "no url"}, RECORDS[0]]
     outcome = await chain(provider).search("q", 5, ANY)
     assert [hit.url for hit in outcome.hits] == ["https://bare.example/", RECORDS[0]["url"]]
     assert outcome.hits[0].title == "" and outcome.hits[0].snippet == ""
 
 
+@HONEST
 @pytest.mark.parametrize("code", [429, 503, 500])
 async def test_a_transient_failure_is_retried(provider: SearchProvider, service: Service, code: int) -> None:
-    if provider.name in LOCAL | HIDES_STATUS:
-        pytest.skip("a known difference")
     service.answers = [status(code)]
     assert (await chain(provider).search("q", 2, ANY)).hits
     assert len(service.requests) == 2
 
 
+@HONEST
 async def test_retry_after_is_waited_for(provider: SearchProvider, service: Service) -> None:
-    if provider.name in LOCAL | HIDES_STATUS:
-        pytest.skip("a known difference")
     service.answers = [status(429, **{"Retry-After": "1"})]
     start = time.monotonic()
     assert (await chain(provider).search("q", 2, ANY)).hits
     assert time.monotonic() - start >= 1
 
 
+@HONEST
 @pytest.mark.parametrize(
     ("code", "failure", "requests"),
     [
@@ -254,8 +255,6 @@ async def test_retry_after_is_waited_for(provider: SearchProvider, service: Serv
 async def test_statuses_have_their_failures(
     provider: SearchProvider, service: Service, code: int, failure: Failure, requests: int
 ) -> None:
-    if provider.name in LOCAL | HIDES_STATUS:
-        pytest.skip("a known difference")
     service.answers = [status(code)] * 9
     with pytest.raises(SearchError, match=f"HTTP {code}") as caught:
         await chain(provider).search("q", 2, ANY)
@@ -263,6 +262,7 @@ async def test_statuses_have_their_failures(
     assert "the-key" not in str(caught.value)
 
 
+@HONEST
 @pytest.mark.parametrize(
     "change",
     [
@@ -280,17 +280,14 @@ async def test_statuses_have_their_failures(
 async def test_an_answer_of_another_form_is_an_error(
     provider: SearchProvider, service: Service, change: Callable[[bytes], bytes]
 ) -> None:
-    if provider.name in LOCAL | HIDES_STATUS:
-        pytest.skip("a known difference")
     service.answers = [raw(change)] * 9
     with pytest.raises(SearchError) as caught:
         await chain(provider).search("q", 2, ANY)
     assert caught.value.failure is Failure.ANSWER and len(service.requests) == 1
 
 
+@REMOTE
 async def test_a_slow_body_ends_at_the_deadline(provider: SearchProvider, service: Service) -> None:
-    if provider.name in LOCAL:
-        pytest.skip("it asks nobody")
     service.answers = [slow] * 9
     with pytest.raises(SearchError, match="did not answer in time") as caught:
         await asyncio.wait_for(chain(provider, deadline=0.7).search("q", 2, ANY), 5)
