@@ -84,7 +84,7 @@ text = st.sampled_from(
 soup = st.lists(st.one_of(opening, closing, text, text, opening), max_size=60).map("".join)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(soup)
 def test_any_soup_becomes_a_page(source: str) -> None:
     page = render_html(source, "https://e.example/d/")
@@ -100,7 +100,7 @@ def test_any_soup_becomes_a_page(source: str) -> None:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(soup, st.sampled_from(["x", "word", "y", "人", "word word", "a"]))
 def test_find_sections_and_packing_work_on_any_page(source: str, pattern: str) -> None:
     rendered = render_html(source, "https://e.example/d/")
