@@ -34,7 +34,7 @@ _LINES_BEFORE = 4
 # Characters of a page beyond which its lines are made off the event loop.
 _LARGE = 200_000
 _PARAMETERS = {
-    "search": frozenset({"query", "topn", "source"}),
+    "search": frozenset({"query", "topn", "top_n", "source"}),
     "open": frozenset({"id", "cursor", "loc", "num_lines", "view_source", "source", "url"}),
     "find": frozenset({"pattern", "cursor"}),
 }
@@ -71,18 +71,21 @@ class Browser:
         self._only_seen = only_seen
         self._deadline = deadline
 
-    async def search(self, query: object = None, topn: object = 10, source: object = None) -> str:
+    async def search(
+        self, query: object = None, topn: object = None, source: object = None, top_n: object = None
+    ) -> str:
         """Search and show the results as a page.
 
         Args:
-            topn: How many results, 1 to 20; more or less is brought into that range.
+            topn: How many results, 10 by default, 1 to 20; more or less is brought into that range.
+            top_n: Alias of `topn`, which models also write.
             source: Name of a configured provider to ask alone; anything else is ignored.
 
         Raises:
             BrowserError: with the result text.
         """
         text = as_text(query, "query")[:MAX_QUERY]
-        number = min(max(as_integer(topn, "topn", 10), 1), MAX_TOPN)
+        number = min(max(as_integer(topn if topn is not None else top_n, "topn", 10), 1), MAX_TOPN)
         chosen = source if isinstance(source, str) else None
         try:
             outcome = await self._chain.search(text.strip(), number, self._filters, chosen)

@@ -283,6 +283,11 @@ class TestSearch:
         assert desk.provider.asked == [("q", asked)] and len(desk.state.page().links) == asked
         assert f"【{asked - 1}†" in text and f"【{asked}†" not in text
 
+    async def test_top_n_is_an_alias_of_topn(self, desk: Any) -> None:
+        await desk.call("search", query="q", top_n="3")
+        await desk.call("search", query="q", topn=2, top_n=5)
+        assert desk.provider.asked == [("q", 3), ("q", 2)]
+
     async def test_a_failed_search_is_a_text_and_pushes_nothing(self, desk: Any) -> None:
         desk.provider.error = SearchError(Failure.KEY, "the key is wrong")
         assert await desk.call("search", query="q") == "Error during search for `q`: the key is wrong"
