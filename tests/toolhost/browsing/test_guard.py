@@ -261,3 +261,16 @@ def test_in_a_namespace_where_inside_addresses_answer_nothing_reaches_them() -> 
     assert result["control"] == len(result["refused"]), result
     assert all(reason for reason in result["refused"].values()), result
     assert result["packets"] == 0 and result["connections"] == 0
+
+
+async def test_a_name_is_resolved_by_the_system_and_then_judged(secret: tuple[int, list[str]]) -> None:
+    port, reached = secret
+    strict = Fetcher(Guard(ports=range(1, 65536)))
+    with pytest.raises(FetchError, match="its address is not on the public Internet"):
+        await strict.fetch(f"http://localhost:{port}/", Filters())
+    await strict.aclose()
+    assert reached == []
+    loopback = [ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")]
+    permitted = Fetcher(Guard(allow_networks=loopback, ports=range(1, 65536)))
+    assert (await permitted.fetch(f"http://localhost:{port}/", Filters())).body == b"hello"
+    await permitted.aclose()
