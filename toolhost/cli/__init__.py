@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stdio": ("toolhost.cli.stdio:stdio", "Serve one desktop client over standard input and output."),
     "setup": ("toolhost.cli.setup:setup", "Make the environment that sandboxes run in (needed once)."),
     "doctor": ("toolhost.cli.doctor:doctor", "Check this machine; say what is wrong and what to type."),
+    "corpus": ("toolhost.cli.corpus:app", "Index folders that the browser searches without a key."),
     "tokens": ("toolhost.cli.tokens:app", "Make access tokens for a host that others can reach."),
 }
 
