@@ -185,6 +185,9 @@ _RESPONSES_DELTAS = {
 }
 
 
+_EMPTY: dict[str, dict[str, Any]] = {"reasoning": {"content": []}, "text": {"content": []}, "call": {"arguments": ""}}
+
+
 def _responses_stream(answer: Answer) -> list[Frame]:
     whole = _responses_whole(answer)
     places = {_place(item): index for index, item in enumerate(whole["output"])}
@@ -196,7 +199,13 @@ def _responses_stream(answer: Answer) -> list[Frame]:
         frames.append((is_fragment, _data({"type": kind, "sequence_number": number, **fields}, kind)))
         number += 1
 
-    started = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    started: dict[str, Any] = {
+        **whole,
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+        "incomplete_details": None,
+    }
     put(False, "response.created", response=started)
     open_items: set[tuple[str, int]] = set()
     for one in answer.fragments:
@@ -205,8 +214,8 @@ def _responses_stream(answer: Answer) -> list[Frame]:
         item = whole["output"][index]
         if place not in open_items:
             open_items.add(place)
-            bare = {"arguments": ""} if one.kind == "call" else {"content": []}
-            put(False, "response.output_item.added", output_index=index, item={**item, "status": "in_progress", **bare})
+            bare = {**item, "status": "in_progress", **_EMPTY[one.kind]}
+            put(False, "response.output_item.added", output_index=index, item=bare)
         put(True, _RESPONSES_DELTAS[one.kind], output_index=index, item_id=item["id"], content_index=0, delta=one.text)
     for index, item in enumerate(whole["output"]):
         put(False, "response.output_item.done", output_index=index, item=item)
@@ -275,20 +284,31 @@ def _anthropic_stream(answer: Answer) -> list[Frame]:
     blocks = dict(_anthropic_blocks(answer))
     places = {place: index for index, place in enumerate(blocks)}
     opened: list[int] = []
+    stopped: set[int] = set()
+
+    def stop(index: int) -> None:
+        """End a block; a thinking block is signed first."""
+        if index in stopped:
+            return
+        stopped.add(index)
+        if list(places)[index][0] == "reasoning":
+            put(False, "content_block_delta", index=index, delta={"type": "signature_delta", "signature": "signed"})
+        put(False, "content_block_stop", index=index)
+
     for one in answer.fragments:
         index = places[one.kind, one.index]
         if index not in opened:
+            for earlier, place in enumerate(places):
+                if earlier in opened and place[0] != "call":
+                    stop(earlier)
             put(False, "content_block_start", index=index, content_block=_bare(blocks[one.kind, one.index]))
             opened.append(index)
         if one.text:
             put(True, "content_block_delta", index=index, delta=_anthropic_delta(one))
-    for (kind, _), index in places.items():
-        if kind == "reasoning":
-            delta = {"type": "signature_delta", "signature": "signed"}
-            put(False, "content_block_delta", index=index, delta=delta)
-        put(False, "content_block_stop", index=index)
+    for index in opened:
+        stop(index)
     if answer.finish != "none":
-        delta = {"stop_reason": _ANTHROPIC_FINISH[answer.finish], "stop_sequence": None}
+        delta: dict[str, Any] = {"stop_reason": _ANTHROPIC_FINISH[answer.finish], "stop_sequence": None}
         put(False, "message_delta", delta=delta, usage={"output_tokens": answer.output_tokens})
         put(False, "message_stop")
     return frames

@@ -25,8 +25,8 @@ from toolhost.loop.tools import CLEANUP_TOOL
 ATTEMPT_META_KEY = "toolhost/attempt-id"
 SESSION_HEADER = "x-session-id"
 RETAINED_HEADER = "x-toolhost-session"
-ATTEMPTS_CAPABILITY = "toolhost/attempts"
-"""The experimental server capability by which a host says that it honours attempt ids."""
+HONOURED_META_KEY = "toolhost/attempts"
+"""The `_meta` key of a tool by which a host says that it honours attempt ids."""
 
 CLIENT_INFO = types.Implementation(name="toolhost-loop", version="1")
 
@@ -39,7 +39,8 @@ _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a namespace is. `label` replaces the server's own name; `attempts` overrides its capability."""
+    """Where a namespace is. `label` replaces the server's own name; `attempts` says whether the host honours
+    attempt ids, where its tools do not say so themselves."""
 
     url: str
     transport: str = "sse"
@@ -113,8 +114,8 @@ class McpToolServer:
         finally:
             await connection.close()
         name = endpoint.label or info.server_info.name
-        experimental = info.capabilities.experimental or {}
-        attempts = ATTEMPTS_CAPABILITY in experimental if endpoint.attempts is None else endpoint.attempts
+        honoured = any((tool.meta or {}).get(HONOURED_META_KEY) is True for tool in listed.tools)
+        attempts = honoured if endpoint.attempts is None else endpoint.attempts
         cleans_up = any(tool.name == CLEANUP_TOOL for tool in listed.tools)
         tools = [_described(tool) for tool in listed.tools if _in_prompt(tool)]
         known = _Known(endpoint, NamespaceDescription(name, info.instructions, tools), attempts, cleans_up)
