@@ -1,0 +1,119 @@
+"""The contract of a store: session records, resources and receipts, with compare-and-set on a session's version.
+
+Above: `manager` and `reaper`. Below: SQLite, memory, later Redis.
+Methods are coroutines and may raise StoreUnavailable (disk full, locked). A method that returned has committed: it
+survives `kill -9` of the process. Nothing is half written.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sandboxes.spec import Handle, Outcome, Receipt, Retention, SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """What is kept of a session. `phase` is a name of `lifecycle`'s table; `version` is raised by every write.
+
+    `epoch` and `sequence` are the last ones given out. `handle` is None when it has no sandbox. `lost_reason` waits to
+    be told with the next outcome. `incarnation` tells a session from an earlier, closed one of the same key.
+    """
+
+    key: SessionKey
+    retention: Retention
+    phase: str
+    incarnation: str
+    created_at: float
+    last_used_at: float
+    ttl_s: float | None = None
+    epoch: int = 0
+    sequence: int = 0
+    handle: Handle | None = None
+    workspace: str | None = None
+    lost_reason: str | None = None
+    closed_at: float | None = None
+    close_reason: str | None = None
+    calls: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One attempt as the ledger knows it. `outcome` is None while it runs, and after its text was pruned."""
+
+    session: SessionKey
+    incarnation: str
+    attempt_id: str
+    digest: str
+    registered_at: float
+    receipt: Receipt | None = None
+    outcome: Outcome | None = None
+    pruned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFilter:
+    """Which sessions to list; None matches all."""
+
+    principal: str | None = None
+    phases: frozenset[str] | None = None
+    include_closed: bool = False
+    limit: int = field(default=1000)
+
+
+class Store(abc.ABC):
+    """Where sessions survive their host."""
+
+    @abc.abstractmethod
+    async def open(self) -> None:
+        """Called once. Raises StoreUnavailable with what to do (a damaged file is named, never silently replaced)."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Called once, at the end. Never raises."""
+
+    @abc.abstractmethod
+    async def get(self, key: SessionKey) -> SessionRecord | None:
+        """The newest record of this key, closed or not."""
+
+    @abc.abstractmethod
+    async def put(self, record: SessionRecord, *, expected_version: int | None) -> SessionRecord:
+        """Writes if the stored version is `expected_version` (None: there must be no open record of this key).
+
+        Returns the record with its new version. Raises StoreConflict.
+        """
+
+    @abc.abstractmethod
+    async def list(self, which: SessionFilter) -> Sequence[SessionRecord]:
+        """Newest use first."""
+
+    @abc.abstractmethod
+    async def register(self, attempt: AttemptRecord) -> AttemptRecord:
+        """Records an attempt before it runs. When its id is known in this session, returns the known one instead."""
+
+    @abc.abstractmethod
+    async def settle(self, key: SessionKey, attempt_id: str, outcome: Outcome) -> None:
+        """Commits an attempt's one outcome. The first one stays; the same again changes nothing."""
+
+    @abc.abstractmethod
+    async def attempt(self, key: SessionKey, attempt_id: str) -> AttemptRecord | None:
+        """One attempt of the newest incarnation of this key."""
+
+    @abc.abstractmethod
+    async def attempts(self, key: SessionKey, *, limit: int = 100, unsettled: bool = False) -> Sequence[AttemptRecord]:
+        """Newest first; `unsettled`: only those without an outcome."""
+
+    @abc.abstractmethod
+    async def put_resource(self, key: SessionKey, name: str, state: bytes | None) -> None:
+        """Keeps a resource's state beside its session; None removes it."""
+
+    @abc.abstractmethod
+    async def get_resource(self, key: SessionKey, name: str) -> bytes | None:
+        """A resource's state of the open incarnation of this key."""
+
+    @abc.abstractmethod
+    async def prune(self, *, closed_before: float, outcomes_before: float) -> int:
+        """Forgets closed sessions' records, and the texts of outcomes, older than that. Returns how many rows."""

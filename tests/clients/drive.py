@@ -1,0 +1,31 @@
+"""Runs a client's script in that client's own environment and reads its report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.clients.environments import ENVIRONMENTS
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def drive(
+    client: str, script: str, *arguments: str, environment: Mapping[str, str] | None = None, timeout_s: float = 110.0
+) -> Any:
+    """The report of `scripts/{script}` run by `client`. Fails with what the script printed."""
+    done = subprocess.run(
+        [ENVIRONMENTS[client].python, SCRIPTS / script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        # Not this process's environment: a client has its own packages, and no proxy stands before loopback.
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **(environment or {})},
+        check=False,
+    )
+    reports = [line.removeprefix("REPORT ") for line in done.stdout.splitlines() if line.startswith("REPORT ")]
+    assert done.returncode == 0 and len(reports) == 1, f"{script} in {client}: {done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return json.loads(reports[0])

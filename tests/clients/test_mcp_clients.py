@@ -1,0 +1,67 @@
+"""The main job with the official clients of three generations, each from its own environment."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.clients.drive import drive
+from tests.support.host import RunningHost
+
+pytestmark = pytest.mark.clients
+
+CLIENTS = ["mcp-1.12", "mcp-1", "mcp-2"]
+
+
+@pytest.mark.parametrize("path", ["/sse", "/python/sse"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_variables_persist_by_session_id_and_only_there(host: RunningHost, client: str, path: str) -> None:
+    ours = f"ours-{client}{path.replace('/', '-')}"
+    script = [
+        {"headers": {"x-session-id": ours}, "calls": [["python", {"code": "x = 41"}]]},
+        {"headers": {"x-session-id": ours}, "calls": [["python", {"code": "x + 1"}]]},
+        {"headers": {"x-session-id": f"{ours}-other"}, "calls": [["python", {"code": "x"}], ["cleanup_session", {}]]},
+        {"headers": {"x-session-id": ours}, "calls": [["cleanup_session", {}]]},
+    ]
+    report = drive(client, "mcp_sse.py", host.url + path, json.dumps(script))
+    assert report["name"] == "python"
+    first, second, other, _ = report["connections"]
+    assert first[0]["text"]
+    assert second[0]["text"] == "42"
+    assert "NameError" in other[0]["text"]
+    assert not other[0]["is_error"]
+    assert all(result["blocks"] == 1 for connection in report["connections"] for result in connection)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_without_an_id_the_connection_is_the_session(host: RunningHost, client: str) -> None:
+    script = [
+        {"calls": [["python", {"code": "y = 1"}], ["python", {"code": "y"}]]},
+        {"calls": [["python", {"code": "y"}]]},
+    ]
+    one, two = drive(client, "mcp_sse.py", host.url + "/python/sse", json.dumps(script))["connections"]
+    assert one[1]["text"] == "1"
+    assert "NameError" in two[0]["text"]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_bad_arguments_and_tools_come_back_as_texts(host: RunningHost, client: str) -> None:
+    script = [
+        {
+            "headers": {"x-session-id": f"bad-{client}"},
+            "calls": [
+                ["python", {}],
+                ["python", {"code": 7}],
+                ["no_such_tool", {}],
+                ["python", {"code": "'still here'"}],
+                ["cleanup_session", {}],
+                ["cleanup_session", {}],
+            ],
+        }
+    ]
+    (results,) = drive(client, "mcp_sse.py", host.url + "/sse", json.dumps(script))["connections"]
+    assert [result["is_error"] for result in results[:3]] == [True, True, True]
+    assert all("code" in result["text"] for result in results[:2])
+    assert "no_such_tool" in results[2]["text"] and "python" in results[2]["text"]
+    assert results[3]["text"] == "'still here'"
