@@ -3,7 +3,8 @@
     python -m toolhost.loop.fake_model script.json --port 8001
 
 The script is a list of rounds (`ScriptedRound`); each request is answered by the next one that fits. For tests,
-examples and load runs: it streams fragments, parallel calls, garbage arguments, made-up names, slow and broken replies, and it
+examples and load runs: it streams fragments, parallel calls, garbage arguments, made-up names, slow and broken
+replies, and it
 keeps what it was sent. Wire formats are in `fake_wire`.
 """
 

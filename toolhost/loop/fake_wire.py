@@ -147,9 +147,9 @@ def _responses_items(answer: Answer) -> list[dict[str, Any]]:
         content = [{"type": "reasoning_text", "text": answer.joined("reasoning")}]
         items.append({"id": "rs_1", "type": "reasoning", "summary": [], "content": content})
     if answer.joined("text"):
-        content = [{"type": "output_text", "text": answer.joined("text"), "annotations": []}]
-        message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
-        items.append({**message, "content": content})
+        parts: list[Any] = [{"type": "output_text", "text": answer.joined("text"), "annotations": []}]
+        message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
+        items.append({**message, "content": parts})
     for one in answer.calls():
         call = {"id": f"fc_{one.index}", "type": "function_call", "call_id": one.call_id, "name": one.name}
         items.append({**call, "arguments": one.text, "status": "completed"})
@@ -207,22 +207,30 @@ def _responses_stream(answer: Answer) -> list[Frame]:
         "incomplete_details": None,
     }
     put(False, "response.created", response=started)
-    open_items: set[tuple[str, int]] = set()
+    open_items: list[tuple[str, int]] = []
     for one in answer.fragments:
         place = (one.kind, one.index)
         index = places[place]
         item = whole["output"][index]
         if place not in open_items:
-            open_items.add(place)
+            for earlier in [one for one in open_items if one[0] != "call"]:
+                open_items.remove(earlier)
+                put(False, "response.output_item.done", output_index=places[earlier], item=_at(whole, places[earlier]))
+            open_items.append(place)
             bare = {**item, "status": "in_progress", **_EMPTY[one.kind]}
             put(False, "response.output_item.added", output_index=index, item=bare)
         put(True, _RESPONSES_DELTAS[one.kind], output_index=index, item_id=item["id"], content_index=0, delta=one.text)
-    for index, item in enumerate(whole["output"]):
-        put(False, "response.output_item.done", output_index=index, item=item)
+    for place in open_items:
+        put(False, "response.output_item.done", output_index=places[place], item=_at(whole, places[place]))
     if answer.finish != "none":
         kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
         put(False, kind, response=whole)
     return frames
+
+
+def _at(whole: Mapping[str, Any], index: int) -> dict[str, Any]:
+    item: dict[str, Any] = whole["output"][index]
+    return item
 
 
 def _place(item: Mapping[str, Any]) -> tuple[str, int]:

@@ -35,6 +35,8 @@ class OpenCall:
     name: str = ""
     arguments: str = ""
     item: OutputItem | None = None
+    routed: bool = False
+    """Its name and ids are final."""
     written: int = 0
     """Characters of the arguments that have been written to the item."""
 
@@ -170,6 +172,9 @@ class RoundReader:
     def _end_thought(self, rest: tuple[str, Refuse | None], replay: dict[str, Any] | None = None) -> list[Event]:
         if not self._thought and replay is None:
             return []
+        if not self._thought and replay and self._replayed and not self._replayed[-1]["replay"]:
+            self._replayed[-1]["replay"] = replay  # it came after what followed the thought
+            return []
         allowed, refusal = rest
         events = self._think(allowed)
         content = [{"type": "reasoning_text", "text": self._thought}] if self._thought else []
@@ -209,9 +214,9 @@ class RoundReader:
                 return []
             minted = self._ids.new("call")
             call = self._calls[delta.key] = OpenCall(minted.partition("_")[2], minted)
-        if delta.call_id and delta.call_id not in self._used and call.item is None:
+        if delta.call_id and delta.call_id not in self._used and not call.routed:
             call.call_id = delta.call_id
-        if delta.name and delta.name != call.name and call.item is None:
+        if delta.name and delta.name != call.name and not call.routed:
             call.name += delta.name
         call.arguments += delta.arguments
         return self._open(call) if delta.arguments else []
@@ -219,7 +224,8 @@ class RoundReader:
     def _open(self, call: OpenCall) -> list[Event]:
         """Open the call's item once its name is whole, and write what has come of its arguments."""
         events: list[Event] = []
-        if call.item is None:
+        if not call.routed:
+            call.routed = True
             events = self._new_item(call)
         if isinstance(call.item, (FunctionCall, McpCall)) and call.written < len(call.arguments):
             events += call.item.write(call.arguments[call.written :])

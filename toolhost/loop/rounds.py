@@ -198,7 +198,7 @@ class Rounds:
             output_item(one["call_id"], CONFLICTING)
             if one["type"] == "function_call_output" and one["call_id"] in flagged
             else one
-            for one in self._context.transcript
+            for one in paired(self._context.transcript)
         ]
 
     async def _act(self, parts: Split, reader: RoundReader) -> list[Item]:

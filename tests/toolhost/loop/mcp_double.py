@@ -45,6 +45,11 @@ class Host:
     overlaps: set[frozenset[str]] = field(default_factory=set)
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
+    def forget(self) -> None:
+        """As if nothing had been asked yet."""
+        for kept in (self.variables, self.runs, self.cleaned, self.attempts, self.headers, self.overlaps):
+            kept.clear()
+
     async def execute(self, session: str, namespace: str, name: str, args: dict[str, Any], attempt: str | None) -> str:
         """Run a call; under an attempt id it is run once, whoever waits for it."""
         if attempt is None or not self.honours_attempts:
