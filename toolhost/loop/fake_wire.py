@@ -220,8 +220,8 @@ def _responses_stream(answer: Answer) -> list[Frame]:
             bare = {**item, "status": "in_progress", **_EMPTY[one.kind]}
             put(False, "response.output_item.added", output_index=index, item=bare)
         put(True, _RESPONSES_DELTAS[one.kind], output_index=index, item_id=item["id"], content_index=0, delta=one.text)
-    for place in open_items:
-        put(False, "response.output_item.done", output_index=places[place], item=_at(whole, places[place]))
+    for left in open_items:
+        put(False, "response.output_item.done", output_index=places[left], item=_at(whole, places[left]))
     if answer.finish != "none":
         kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
         put(False, kind, response=whole)

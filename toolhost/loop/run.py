@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, get_args
 
 from openai.types.responses import ResponseError
@@ -50,7 +50,8 @@ class LoopRun:
         self._toolbox = toolbox
         self._outbox: asyncio.Queue[Event | None] = asyncio.Queue()
         self._inbox: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._poke = asyncio.Event()
+        self._work: asyncio.Task[End] | None = None
+        self._ended = False
         self._cancelled = False
         self._switches: list[list[Item]] = []
         self._trace = Trace(self.response_id, request.principal, request.model)
@@ -102,10 +103,9 @@ class LoopRun:
 
     def cancel(self) -> bool:
         """End the run as cancelled, reaching model and tools; False if it has already ended (nothing changes then)."""
-        if self._context.emitter.ended or self._started().done():
+        if not self._interrupt():
             return False
         self._cancelled = True
-        self._poke.set()
         return True
 
     def switch(self, new_input: str | Sequence[Mapping[str, Any]]) -> bool:
@@ -114,10 +114,23 @@ class LoopRun:
         What the running generation still does is cancelled, and what arrives of it all the same is not delivered.
         False if the run has already ended.
         """
-        if self._context.emitter.ended or self._cancelled:
+        items = as_items(new_input)
+        if self._cancelled or not self._interrupt():
             return False
-        self._switches.append(as_items(new_input))
-        self._poke.set()
+        self._switches.append(items)
+        return True
+
+    def _interrupt(self) -> bool:
+        """Stop the running generation; False if it has come to its end, which then counts.
+
+        Decided here and now, by the task's own cancel: an end and an interrupt can never both win.
+        """
+        if self._ended or self._started().done():
+            return False
+        if self._work is not None:
+            if self._work.done() and not self._work.cancelled():
+                return False
+            self._work.cancel()
         return True
 
     def _started(self) -> asyncio.Task[LoopResult]:
@@ -172,9 +185,13 @@ class LoopRun:
         deadline = None if limit is None else context.clocks.steady() + limit
         generation, items = 1, [*history, *fresh]
         while True:
-            work = asyncio.create_task(self._guarded(Rounds(context, generation).perform(items, fresh, approvals)))
-            end = await self._watch(work, pump, deadline)
+            rounds = Rounds(context, generation)
+            self._work = asyncio.create_task(self._guarded(rounds, items, fresh, approvals))
+            if self._cancelled:
+                self._work.cancel()
+            end = await self._watch(self._work, pump, deadline)
             if end is not None:
+                self._ended = True
                 return end
             fresh, approvals = self._switches.pop(0), []
             items = [*(context.transcript or items), *fresh]
@@ -190,15 +207,12 @@ class LoopRun:
         Whoever is first here wins: an ending that is there beats a cancel, and the other way round.
         """
         left = None if deadline is None else max(0.0, deadline - self._context.clocks.steady())
-        poke = asyncio.create_task(self._poke.wait())
         try:
-            await asyncio.wait({work, poke, pump}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, pump}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            poke.cancel()
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
-        self._poke.clear()
         if pump.done():
             pump.result()
         if not work.cancelled():
@@ -210,10 +224,10 @@ class LoopRun:
         limit = self._request.limits.deadline
         return End("failed", "deadline", error=("server_error", f"the deadline of {limit:g} s has passed"))
 
-    async def _guarded(self, work: Coroutine[Any, Any, End]) -> End:
+    async def _guarded(self, rounds: Rounds, items: list[Item], fresh: list[Item], approvals: list[Item]) -> End:
         """A generation's end, also when it broke: a run always ends visibly."""
         try:
-            return await work
+            return await rounds.perform(items, fresh, approvals)
         except ModelError as error:
             code = error.code if error.code in _ERROR_CODES else "server_error"
             return End("failed", "model_error", error=(code, str(error)))

@@ -44,14 +44,14 @@ class SessionKeeper:
                 return read_result(await session.call_attempt(name, args, attempt))
             return read_result(await session.call_tool(name, args))
         except ToolError as error:
-            if isinstance(error, ToolServerGone):
-                await self._drop()
+            if isinstance(error, ToolServerGone) and not isinstance(session, AttemptSession):
+                self._session = None  # ours connects again by itself
             raise
         except Exception as error:
             code = getattr(error, "code", None) or getattr(getattr(error, "error", None), "code", None)
             if isinstance(code, int) and code != _CONNECTION_CLOSED:
                 raise ToolError(str(error)) from error
-            await self._drop()
+            self._session = None  # the next call opens another one under the same key
             raise ToolServerGone(f"the connection to {self._namespace!r} broke: {error}") from error
 
     async def close(self) -> None:
@@ -63,10 +63,6 @@ class SessionKeeper:
         for task in pending:
             task.cancel()
             await asyncio.wait({task}, timeout=_CLEANUP_SECONDS)
-
-    async def _drop(self) -> None:
-        """Leave a session that broke; the next call opens another under the same key."""
-        self._session = None
 
     async def _open(self) -> Any:
         async with self._opening:

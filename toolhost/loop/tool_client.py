@@ -8,7 +8,8 @@ and a call that was running is asked for again under its attempt id, if the serv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,8 @@ CLIENT_INFO = types.Implementation(name="toolhost-loop", version="1")
 _CONNECT_SECONDS = 15.0
 _READ_SECONDS = 300.0
 _CLEANUP_SECONDS = 10.0
+_SESSION_UNKNOWN = "Session terminated"
+"""What the SDK's HTTP client makes of a 404 for its session id."""
 _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each further attempt to connect again."""
 
@@ -179,8 +182,7 @@ class McpSession:
         """Call a tool once. Raises ToolError, or ToolServerGone if the call's fate is not known."""
         if name == CLEANUP_TOOL:
             return await self._clean_up(args)
-        session = await self._connected()
-        return await _call(session, name, args, None)
+        return await self._once(name, args, None)
 
     async def call_attempt(self, name: str, args: dict[str, Any], attempt: str) -> types.CallToolResult:
         """Call a tool under an attempt id; if the connection breaks, connect again and join the same attempt.
@@ -189,35 +191,84 @@ class McpSession:
         ToolServerGone if the call's fate is not known.
         """
         try:
-            return await _call(await self._connected(), name, args, attempt)
-        except ToolServerGone as error:
+            return await self._once(name, args, attempt)
+        except ToolServerGone:
             if not self._known.attempts:
                 raise
-            gone = error
-        for pause in _PAUSES:
-            await asyncio.sleep(pause)
-            try:
-                return await _call(await self._connected(), name, args, attempt)
-            except ToolServerGone as error:
-                gone = error
-        raise gone
+        return await self._once(name, args, attempt)
+
+    async def _once(self, name: str, args: dict[str, Any], attempt: str | None) -> types.CallToolResult:
+        try:
+            return await self._sent(name, args, attempt)
+        except _NotSent:
+            return await self._sent(name, args, attempt)
+
+    async def _sent(self, name: str, args: dict[str, Any], attempt: str | None) -> types.CallToolResult:
+        session = await self._connected()
+        try:
+            return await _call(session, name, args, attempt)
+        except ToolServerGone:
+            if self._connection is not None and self._connection.session is session:
+                self._connection.session = None  # the next call connects again
+            raise
 
     async def _clean_up(self, args: dict[str, Any]) -> types.CallToolResult:
         if not self._known.cleans_up:
             text = types.TextContent(type="text", text="This server keeps no session.")
             return types.CallToolResult(content=[text])
         async with asyncio.timeout(_CLEANUP_SECONDS):
-            return await _call(await self._connected(), CLEANUP_TOOL, args, None)
+            return await self._once(CLEANUP_TOOL, args, None)
 
     async def _connected(self) -> ClientSession:
         async with self._connecting:
             if self._connection is not None and self._connection.session is not None:
                 return self._connection.session
-            if self._connection is not None:
-                await self._connection.close()
-            self._connection = _Connection(self._known.endpoint, self._headers)
-            session, _ = await self._connection.open()
-            return session
+            if self._connection is None:
+                return await self._connect()
+            await self._connection.close()
+            for pause in _PAUSES:
+                # Connecting runs nothing, so it may be tried until a restarted host is back.
+                await asyncio.sleep(pause)
+                with contextlib.suppress(ToolServerGone):
+                    return await self._connect()
+            return await self._connect()
+
+    async def _connect(self) -> ClientSession:
+        self._connection = _Connection(self._known.endpoint, self._headers)
+        session, _ = await self._connection.open()
+        return session
+
+
+class _NotSent(ToolServerGone):
+    """The host no longer knows the connection, so it did not take the call: asking again is safe."""
+
+
+class _Watched:
+    """A transport's read stream that tells when it has ended: then a connection is dead, though nobody used it."""
+
+    def __init__(self, inner: Any, ended: Callable[[], None]) -> None:
+        self._inner = inner
+        self._ended = ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def __aenter__(self) -> _Watched:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *details: Any) -> Any:
+        return await self._inner.__aexit__(*details)
+
+    def __aiter__(self) -> _Watched:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._inner.__anext__()
+        except BaseException:
+            self._ended()
+            raise
 
 
 class _Connection:
@@ -255,13 +306,19 @@ class _Connection:
             task.cancel()
             await asyncio.wait({task}, timeout=_CLEANUP_SECONDS)
 
+    def _broke(self) -> None:
+        self.session = None
+
     @property
     def _where(self) -> str:
         return str(httpx2.URL(self._endpoint.url).copy_with(userinfo=b""))
 
     async def _run(self, ready: asyncio.Future[tuple[ClientSession, types.InitializeResult]]) -> None:
         try:
-            async with self._transport() as streams, ClientSession(*streams, client_info=CLIENT_INFO) as session:
+            async with (
+                self._transport() as (reader, writer),
+                ClientSession(_Watched(reader, self._broke), writer, client_info=CLIENT_INFO) as session,
+            ):
                 info = await session.initialize()
                 self.session = session
                 ready.set_result((session, info))
@@ -295,6 +352,8 @@ async def _call(session: ClientSession, name: str, args: dict[str, Any], attempt
     try:
         return await session.call_tool(name, args, meta=meta)
     except MCPError as error:
+        if error.code == types.INVALID_REQUEST and error.message == _SESSION_UNKNOWN:
+            raise _NotSent(f"the tool server has forgotten the connection: {error}") from error
         if error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT):
             raise ToolServerGone(f"the connection to the tool server broke: {error}") from error
         raise ToolError(str(error)) from error

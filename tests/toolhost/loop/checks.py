@@ -11,12 +11,40 @@ from openai.types.responses.response_stream_event import ResponseStreamEvent
 
 ADAPTER: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
-RESPONSE_KEYS = set(
-    "id object created_at completed_at status incomplete_details model previous_response_id conversation instructions "
-    "output error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty "
-    "top_logprobs temperature reasoning usage max_output_tokens max_tool_calls store background service_tier metadata "
-    "safety_identifier prompt_cache_key".split()
-)
+RESPONSE_KEYS = {
+    "id",
+    "object",
+    "created_at",
+    "completed_at",
+    "status",
+    "incomplete_details",
+    "model",
+    "previous_response_id",
+    "conversation",
+    "instructions",
+    "output",
+    "error",
+    "tools",
+    "tool_choice",
+    "truncation",
+    "parallel_tool_calls",
+    "text",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "temperature",
+    "reasoning",
+    "usage",
+    "max_output_tokens",
+    "max_tool_calls",
+    "store",
+    "background",
+    "service_tier",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+}
 
 
 def check_stream(events: Sequence[Any], *, cancelled: bool = False) -> Response | None:
@@ -61,7 +89,9 @@ def check_items(events: Iterable[Any]) -> list[Any]:
             if event.type.endswith(".delta"):
                 deltas[key] = deltas.get(key, "") + event.delta
             elif event.type.endswith(".done") and "content_part" not in event.type:
-                whole = next(getattr(event, name) for name in ("text", "arguments", "code", "refusal") if hasattr(event, name))
+                whole = next(
+                    getattr(event, name) for name in ("text", "arguments", "code", "refusal") if hasattr(event, name)
+                )
                 assert deltas.get(key, "") == whole
     assert added.keys() == done.keys()
     assert len({item.id for item in done.values()}) == len(done)

@@ -174,7 +174,7 @@ class Double:
         socket = config.bind_socket()
         self.port = socket.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([socket]))
-        while not self._server.started:
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)
 
     async def kill(self) -> None:

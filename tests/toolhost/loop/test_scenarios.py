@@ -127,7 +127,9 @@ def expect_broken(result: LoopResult, model: FakeModel, double: Double) -> None:
     assert statuses(result)[:2] == ["incomplete", "incomplete"]
     assert "not valid JSON" in outputs(result)[0]
     assert not double.host.runs
-    assert '{"code": "pri' not in json.dumps(model.requests[-1]["messages" if "messages" in model.requests[-1] else "input"][1])
+    assert '{"code": "pri' not in json.dumps(
+        model.requests[-1]["messages" if "messages" in model.requests[-1] else "input"][1]
+    )
 
 
 def expect_required(result: LoopResult, model: FakeModel, double: Double) -> None:
@@ -341,7 +343,9 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "refusal by the input hook": Scenario([{"text": "x"}], expect_input_refusal, driver={"check_input": no_input}),
     "content filter": Scenario([{"text": "some", "finish": "filter"}], expect_filter),
-    "stream without an end": Scenario([{"text": "some", "finish": "none"}], expect_truncated, dialects=("chat", "anthropic"), half_a_stream=True),
+    "stream without an end": Scenario(
+        [{"text": "some", "finish": "none"}], expect_truncated, dialects=("chat", "anthropic"), half_a_stream=True
+    ),
     "call cut off by the token limit": Scenario(
         [{"calls": [{"name": "python", "arguments": '{"code": "print(1)"}'}], "finish": "length"}], expect_cut_call
     ),
@@ -372,6 +376,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "an empty answer": Scenario([{"text": ""}], expect_empty),
 }
+
 
 def without_usage(result: tuple[dict[str, Any], Any, str]) -> tuple[dict[str, Any], Any, str]:
     return {**result[0], "usage": None}, result[1], result[2]
@@ -405,7 +410,9 @@ async def test_stream_is_valid_and_both_ways_of_asking_give_equal_objects(
 
 
 @pytest.mark.parametrize("name", ["one call", "five parallel calls over two namespaces", "hallucinated name"])
-async def test_one_script_in_three_dialects_gives_one_transcript(name: str, make_loop: MakeLoop, double: Double) -> None:
+async def test_one_script_in_three_dialects_gives_one_transcript(
+    name: str, make_loop: MakeLoop, double: Double
+) -> None:
     scenario = SCENARIOS[name]
     transcripts = []
     for dialect in ADAPTERS:
