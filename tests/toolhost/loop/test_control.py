@@ -70,11 +70,13 @@ async def test_cancel_at_each_event_ends_every_item_and_never_both_ways(make_loo
 async def test_cancel_reaches_the_model(make_loop: MakeLoop) -> None:
     driver, model = await make_loop([{"text": "It is one.", "pause": "gate", "pause_at": 1}])
     run = await driver.start(LoopRequest("fake", "Hello"))
-    await model.reached("gate")
-    assert run.cancel()
+    events = []
+    async for event in run.events():
+        events.append(event)
+        if event.type == "response.output_text.delta":
+            assert run.cancel()
     async with asyncio.timeout(10):
         await model.left()
-    events = await events_of(run)
     check_stream(events, cancelled=True)
     assert (await run.result()).response.output[0].status == "incomplete"
 
