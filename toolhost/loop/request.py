@@ -17,6 +17,11 @@ from toolhost.loop.transcript import Item
 INCLUDE_CODE_OUTPUTS = "code_interpreter_call.outputs"
 
 _SEARCH_TYPES = ("web_search", "web_search_preview")
+_LABELS: dict[str, tuple[Any, Literal["code", "search", "mcp"]]] = {
+    "code_interpreter": ("python", "code"),
+    "web_search_preview": ("browser", "search"),
+}
+"""Labels under which vLLM lets a request address its built-in namespaces (with headers, for instance)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,7 @@ def resolve_choice(choice: str | Mapping[str, Any], toolbox: Toolbox) -> str:
 
 def _mcp_namespace(tool: Mapping[str, Any]) -> Namespace:
     label = tool.get("server_label")
+    label, kind = _LABELS.get(str(label), (label, "mcp"))
     if not isinstance(label, str) or not label:
         raise RequestError("an mcp tool needs a server_label", "tools")
     allowed = tool.get("allowed_tools")
@@ -170,5 +176,5 @@ def _mcp_namespace(tool: Mapping[str, Any]) -> Namespace:
         case {"always": {"tool_names": [*names]}}:
             approval = frozenset(names)
     return Namespace(
-        label, "mcp", approval, None if allowed is None else frozenset(allowed), dict(tool.get("headers") or {})
+        label, kind, approval, None if allowed is None else frozenset(allowed), dict(tool.get("headers") or {})
     )

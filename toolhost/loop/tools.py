@@ -191,7 +191,7 @@ def describe(server: ToolServer, namespace: Namespace) -> list[HostedTool]:
     found = server.get_tool_description(namespace.name, None)
     tools = [_hosted(namespace.name, one) for one in getattr(found, "tools", None) or ()]
     tools = [tool for tool in tools if tool.name != CLEANUP_TOOL]
-    if namespace.kind == "code" and not tools:
+    if namespace.name == PYTHON_TOOL.namespace and not tools:
         # Hosts leave this one out of the prompt, because gpt-oss knows it from training; other models do not.
         text = getattr(found, "description", None) or PYTHON_TOOL.description
         return [HostedTool("python", "python", text, PYTHON_TOOL.parameters)]
