@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
 
+from toolhost.loop.events import wire_json
+
 _OUTPUT_CHARACTERS = 2000
 """How much of a tool's output is shown; the trace has it whole."""
 
@@ -28,7 +30,7 @@ class JsonView:
         self._out = out
 
     def show(self, event: Any) -> None:
-        self._out.write(event.model_dump_json() + "\n")
+        self._out.write(wire_json(event) + "\n")
         self._out.flush()
 
     def close(self) -> None:

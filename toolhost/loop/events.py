@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from toolhost.loop.errors import IllegalOrder
 from toolhost.loop.ids import IdSource
@@ -40,6 +40,14 @@ def event_adapter() -> TypeAdapter[Any]:
     return TypeAdapter(ResponseStreamEvent)
 
 
+def wire_json(value: BaseModel) -> str:
+    """An event or a response as JSON for the wire: the API's names, and exactly the keys that were written.
+
+    The package's own defaults are left out: it dumps some of them under Python names (`async_`), which no client knows.
+    """
+    return value.model_dump_json(by_alias=True, exclude_unset=True)
+
+
 class Emitter:
     """One response's events.
 
@@ -63,6 +71,7 @@ class Emitter:
         self._phase: Literal["new", "running", "ended"] = "new"
         self._object: dict[str, Any] = {
             "background": False,
+            "conversation": None,
             "frequency_penalty": 0.0,
             "instructions": None,
             "max_output_tokens": None,
@@ -71,7 +80,9 @@ class Emitter:
             "parallel_tool_calls": True,
             "presence_penalty": 0.0,
             "previous_response_id": None,
+            "prompt_cache_key": None,
             "reasoning": {"effort": None, "summary": None},
+            "safety_identifier": None,
             "service_tier": "default",
             "store": False,
             "temperature": 1.0,

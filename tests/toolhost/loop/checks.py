@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pydantic
 from openai.types.responses import Response
 from openai.types.responses.response_stream_event import ResponseStreamEvent
+
+from toolhost.loop.events import wire_json
 
 ADAPTER: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
@@ -53,8 +56,7 @@ def check_stream(events: Sequence[Any], *, cancelled: bool = False) -> Response 
     assert events[1].type == "response.in_progress"
     assert [event.sequence_number for event in events] == list(range(len(events)))
     for event in events:
-        wire = event.model_dump_json()
-        strict = ADAPTER.validate_json(wire, strict=True)
+        strict = ADAPTER.validate_json(wire_json(event), strict=True)
         assert type(strict) is type(event)
         assert_no_extras(strict)
     ids = {event.response.id for event in events if hasattr(event, "response")}
@@ -99,9 +101,9 @@ def check_items(events: Iterable[Any]) -> list[Any]:
 
 
 def check_response(response: Any) -> None:
-    data = response.model_dump(mode="json")
+    data = json.loads(wire_json(response))
     assert data.keys() >= RESPONSE_KEYS
-    assert_no_extras(Response.model_validate_json(response.model_dump_json(exclude=EXTRA_KEYS), strict=True))
+    assert_no_extras(Response.model_validate_json(wire_json(response), strict=True))
     assert data["usage"]["input_tokens_details"].keys() >= {"cached_tokens"}
     assert data["usage"]["output_tokens_details"].keys() >= {"reasoning_tokens"}
     assert data["usage"]["total_tokens"] == data["usage"]["input_tokens"] + data["usage"]["output_tokens"]
