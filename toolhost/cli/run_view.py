@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
 
+from toolhost.cli.printable import printable
 from toolhost.loop.events import wire_json
 
 _OUTPUT_CHARACTERS = 2000
@@ -153,11 +154,6 @@ def problem_of(event: Any) -> str:
     if event.type == "response.incomplete":
         return f"incomplete: {event.response.incomplete_details.reason or 'no reason given'}"
     return ""
-
-
-def printable(text: str) -> str:
-    """Text of a model or a tool without the control characters by which it could drive a terminal."""
-    return "".join(char for char in text if char in "\n\t" or (char.isprintable() and char != "\x7f"))
 
 
 def _shown(output: str, status: str | None) -> list[str]:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from toolhost.cli.printable import printable
 from toolhost.cli.run import default_traces
-from toolhost.cli.run_view import printable
 from toolhost.loop.errors import LoopError
 from toolhost.loop.trace import FileTraces
 
