@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, get_args
 
 from openai.types.responses import ResponseError
+from pydantic import ValidationError
 
 from toolhost.loop import steps
 from toolhost.loop.errors import LoopError, ModelError, RequestError
@@ -85,7 +86,13 @@ class LoopRun:
         self._main_task: asyncio.Task[LoopResult] | None = None
 
     def begin(self, history: list[Item], fresh: list[Item], approvals: list[Item]) -> None:
-        """Start running. Called once, by the driver."""
+        """Start running. Called once, by the driver. Raises RequestError for fields that no response can have."""
+        try:
+            self._context.emitter.snapshot()
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = str(first["loc"][0]) if first["loc"] else None
+            raise RequestError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", where) from error
         self._main_task = asyncio.create_task(self._main(history, fresh, approvals))
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -231,11 +238,13 @@ class LoopRun:
         except ModelError as error:
             code = error.code if error.code in _ERROR_CODES else "server_error"
             return End("failed", "model_error", error=(code, str(error)))
-        except StaleGeneration as error:
-            return End("failed", "stale", error=("server_error", str(error)))
+        except StaleGeneration:
+            return _CANCELLED  # by someone who shares the registry: another replica, for instance
         except RequestError as error:
             return End("failed", "error", error=("invalid_prompt", str(error)))
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ExceptionGroup) and error.subgroup(StaleGeneration) is not None:
+                return _CANCELLED
             logger.exception("run %s broke", self.response_id)
             return End("failed", "error", error=("server_error", "the loop failed; its log says why"))
 
@@ -274,6 +283,11 @@ class LoopRun:
         await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
 
 
+def _without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as it may be shown: headers carry credentials and session keys."""
+    return {key: value for key, value in tool.items() if key not in ("headers", "authorization")}
+
+
 def _object_fields(request: LoopRequest) -> dict[str, Any]:
     """The response object's fields that the request decides."""
     limits = request.limits
@@ -282,7 +296,7 @@ def _object_fields(request: LoopRequest) -> dict[str, Any]:
     }
     return {
         "instructions": request.instructions,
-        "tools": [dict(tool) for tool in request.tools],
+        "tools": [_without_secrets(tool) for tool in request.tools],
         "tool_choice": request.tool_choice if isinstance(request.tool_choice, str) else dict(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
         "max_output_tokens": limits.max_output_tokens,

@@ -71,6 +71,7 @@ class SessionKeeper:
             await self._leave_old()
             self._leave = asyncio.Event()
             ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            ready.add_done_callback(_retrieve)
             self._task = asyncio.create_task(self._keep(ready, self._leave))
             self._session = await asyncio.shield(ready)
             return self._session
@@ -90,9 +91,16 @@ class SessionKeeper:
             if not ready.done():
                 ready.set_exception(error)
         finally:
-            self._session = None
+            if self._task is asyncio.current_task():
+                self._session = None
             if not ready.done():
                 ready.cancel()
+
+
+def _retrieve(ready: asyncio.Future[Any]) -> None:
+    """Look at a future's error, also when whoever waited for it has gone."""
+    if not ready.cancelled():
+        ready.exception()
 
 
 async def _clean_up(session: Any) -> None:

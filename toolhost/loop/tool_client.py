@@ -285,6 +285,7 @@ class _Connection:
     async def open(self) -> tuple[ClientSession, types.InitializeResult]:
         """Raises ToolServerGone."""
         ready: asyncio.Future[tuple[ClientSession, types.InitializeResult]] = asyncio.get_running_loop().create_future()
+        ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # its waiter may have gone
         self._task = asyncio.create_task(self._run(ready))
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):

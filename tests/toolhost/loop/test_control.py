@@ -227,3 +227,67 @@ async def test_an_observer_that_fails_ends_the_run_with_its_error(make_loop: Mak
     run = await driver.start(LoopRequest("fake", "Hello"), Broken())
     with pytest.raises(OSError, match="disk full"):
         await run.result()
+
+
+async def test_a_run_that_another_replica_has_closed_ends_cancelled(make_loop: MakeLoop, double: Double) -> None:
+    driver, _ = await make_loop([{"calls": [python("hold()")]}, {"text": "never"}])
+    run = await driver.start(LoopRequest("fake", "Hello", tools=[PYTHON]))
+    await double.host.started.wait()
+    await driver.ledger.close(run.response_id)
+    double.host.gate.set()
+    events = await events_of(run)
+    check_stream(events, cancelled=True)
+    assert (await run.result()).response.status == "cancelled"
+    assert [row["arrivals"][0]["verdict"] for row in (await run.result()).trace.calls] == ["stale"]
+
+
+async def test_headers_of_tools_reach_the_server_and_are_not_shown(make_loop: MakeLoop, double: Double) -> None:
+    driver, _ = await make_loop([{"calls": [{"name": "files_read", "arguments": {}}]}, {"text": "done"}])
+    tool = {**FILES, "headers": {"x-toolhost-session": "secret-key"}, "authorization": "secret-token"}
+    run = await driver.start(LoopRequest("fake", "Hello", tools=[tool]))
+    events = await events_of(run)
+    check_stream(events)
+    assert {headers.get("x-toolhost-session") for headers in double.host.headers} == {"secret-key"}
+    assert "secret" not in "".join(event.model_dump_json() for event in events)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "teleport"}]}, "tools"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools"),
+        ({"tools": [{"type": "mcp", "server_label": ""}]}, "tools"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "nobody"}}, "tool_choice"),
+        ({"fields": {"metadata": "none"}}, "metadata"),
+    ],
+)
+async def test_a_bad_request_starts_nothing_and_names_its_parameter(
+    fields: dict[str, Any], param: str, make_loop: MakeLoop
+) -> None:
+    from toolhost.loop.errors import RequestError
+
+    driver, model = await make_loop([{"text": "x"}])
+    with pytest.raises(RequestError) as caught:
+        await driver.start(LoopRequest("fake", "Hello", **fields))
+    assert caught.value.param == param
+    assert not model.requests
+
+
+async def test_a_namespace_that_no_server_has_is_refused(make_loop: MakeLoop) -> None:
+    from toolhost.loop.driver import NoTools
+    from toolhost.loop.errors import RequestError
+
+    driver, _ = await make_loop([{"text": "x"}], tools=NoTools())
+    with pytest.raises(RequestError, match="no tool server has the namespace 'python'"):
+        await driver.start(LoopRequest("fake", "Hello", tools=[PYTHON]))
+
+
+async def test_an_mcp_server_that_is_not_there_is_listed_as_failed_and_the_run_goes_on(make_loop: MakeLoop) -> None:
+    driver, _ = await make_loop([{"text": "without it"}])
+    missing = {"type": "mcp", "server_label": "elsewhere", "require_approval": "never"}
+    run = await driver.start(LoopRequest("fake", "Hello", tools=[missing]))
+    response = check_stream(await events_of(run))
+    assert response is not None
+    assert response.output[0].error == "the server is not there or has no tools"
+    assert response.output_text == "without it"
