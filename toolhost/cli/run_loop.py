@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import typer
 
+from toolhost.cli.printable import printable
 from toolhost.cli.run_view import View, make_view
 from toolhost.loop.driver import LoopDriver, NoTools
 from toolhost.loop.errors import LoopError
@@ -89,7 +90,7 @@ async def _one_run(driver: LoopDriver, request: LoopRequest, view: View) -> Loop
 
 
 def _ask(approval_id: str, call: str) -> dict[str, Any]:
-    approved = typer.confirm(f"Run {call}?", default=False, err=True)
+    approved = typer.confirm(f"Run {printable(call)}?", default=False, err=True)
     return {"type": "mcp_approval_response", "approval_request_id": approval_id, "approve": approved}
 
 

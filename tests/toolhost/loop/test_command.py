@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
+import re
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +30,31 @@ app.command()(run)
 app.command()(trace)
 app()
 """
+
+
+async def in_a_terminal(answers: bytes, *arguments: str) -> tuple[int, str]:
+    """Run in a pseudo-terminal, giving one answer to each question; exit code and what was shown, without colours."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", APP, *arguments, stdin=slave, stdout=slave, stderr=slave, env=environment
+    )
+    os.close(slave)
+    shown = b""
+    while chunk := await asyncio.to_thread(read, master):
+        shown += chunk
+        if chunk.endswith(b"[y/N]: "):
+            os.write(master, answers[:1] + b"\n")
+            answers = answers[1:]
+    os.close(master)
+    return await process.wait(), re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux says that the other end is closed
+        return b""
 
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:
@@ -96,6 +124,38 @@ async def test_approve_runs_nothing_without_a_terminal_to_ask_at(double: Double,
     assert code == 3
     assert "needs approval: python.python" in err
     assert not double.host.runs
+
+
+async def test_a_terminal_shows_reasoning_code_output_and_answer(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        tools = f"{double.at('python')},{double.at('browser')}"
+        options = ["--model", url, "--tools", tools, "--trace-dir", str(tmp_path)]
+        code, shown = await in_a_terminal(b"", "run", "What is 6 times 7?", *options)
+    assert code == 0
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines[:3] == ["Multiply.", "python", "print(6 * 7)"]
+    assert sorted(lines[3:5]) == ["  42", "browser search: forty two"], "in the order in which they ended"
+    assert lines[5] == "The answer is 42."
+
+
+async def test_approve_asks_at_the_terminal_and_runs_only_what_was_allowed(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        tools = f"{double.at('python')},{double.at('browser')}"
+        options = ["--approve", "--model", url, "--tools", tools, "--trace-dir", str(tmp_path)]
+        code, shown = await in_a_terminal(b"ny", "run", "What is 6 times 7?", *options)
+    assert code == 0
+    assert double.host.runs == [("browser", "search", {"query": "forty two"})]
+    assert "The answer is 42." in shown
+
+
+async def test_text_from_outside_cannot_drive_the_terminal(double: Double, tmp_path: Path) -> None:
+    rounds = [{"calls": [python("print('\\x1b]0;owned\\x07\\x1b[2J')")]}, {"text": "\x1b[2Jclean\x9b"}]
+    async with fake_model.serving(rounds) as (_, url):
+        options = ["--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        code, out, err = await finish(await start("run", "Hello", *options))
+    assert code == 0
+    assert out == "[2Jclean\n"
+    assert "\x1b" not in err
 
 
 async def test_a_deadline_and_a_model_that_is_not_there_are_said_plainly(tmp_path: Path) -> None:
