@@ -135,9 +135,12 @@ class RoundReader:
             events += self._refuse(Refuse(self._refusal_text))
         if self.refusal is not None:
             return events
-        events += self._open_rest()
         if self._end.stop not in ("stop", "calls"):
-            return events
+            return events + self._open_rest()
+        for call in self.calls:
+            # A call without arguments is spelt differently by each wire; clients parse what they get.
+            call.arguments = call.arguments or "{}"
+        events += self._open_rest()
         if self._message is not None:
             events += self._message.close()
         return events + self._seal()

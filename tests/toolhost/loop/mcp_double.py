@@ -37,18 +37,20 @@ class Host:
     cancelled: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     honours_attempts: bool = True
+    keeps_sessions: bool = True
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     orders: dict[str, tuple[str, str]] = field(default_factory=dict)
+    met: asyncio.Event = field(default_factory=asyncio.Event)
     active: set[str] = field(default_factory=set)
-    overlaps: set[frozenset[str]] = field(default_factory=set)
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
     def forget(self) -> None:
         """As if nothing had been asked yet."""
-        for kept in (self.variables, self.runs, self.cleaned, self.attempts, self.headers, self.overlaps):
+        for kept in (self.variables, self.runs, self.cleaned, self.attempts, self.headers):
             kept.clear()
+        self.met.clear()
 
     async def execute(self, session: str, namespace: str, name: str, args: dict[str, Any], attempt: str | None) -> str:
         """Run a call; under an attempt id it is run once, whoever waits for it."""
@@ -69,16 +71,22 @@ class Host:
     async def _run(self, session: str, namespace: str, name: str, args: dict[str, Any]) -> str:
         self.runs.append((namespace, name, args))
         self.active.add(namespace)
-        if len(self.active) > 1:
-            self.overlaps.add(frozenset(self.active))
         self.started.set()
         try:
+            if "meet" in str(args):
+                await self._meet()
             if args.get("hold") or "hold()" in str(args.get("code", "")):
                 await self.gate.wait()
             await asyncio.sleep(0.01)
             return self._answer(session, namespace, name, args)
         finally:
             self.active.discard(namespace)
+
+    async def _meet(self) -> None:
+        """Wait until two namespaces are at work at the same time."""
+        if len(self.active) > 1:
+            self.met.set()
+        await self.met.wait()
 
     def _answer(self, session: str, namespace: str, name: str, args: dict[str, Any]) -> str:
         if namespace != "python":
@@ -118,7 +126,7 @@ def _server(host: Host, namespace: str) -> Server[Any]:
             for tool in _TOOLS[namespace]
         ]
         clean = types.Tool(name="cleanup_session", description="End", input_schema={"type": "object"})
-        return types.ListToolsResult(tools=[*tools, clean])
+        return types.ListToolsResult(tools=[*tools, clean] if host.keeps_sessions else tools)
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         session = context.request.headers.get("x-session-id", "")

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from tests.toolhost.loop.checks import ADAPTER, check_stream
 from tests.toolhost.loop.mcp_double import Double
 from tests.toolhost.loop.test_scenarios import python, search
@@ -178,8 +180,6 @@ async def test_trace_of_an_unknown_or_impossible_id_is_a_plain_error(tmp_path: P
 
 
 async def test_the_fake_model_is_a_command(tmp_path: Path) -> None:
-    import httpx2
-
     script = tmp_path / "script.json"
     script.write_text(json.dumps(ROUNDS))
     with_port = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)

@@ -11,10 +11,13 @@ import pytest
 
 from tests.toolhost.loop.checks import check_items, check_stream
 from tests.toolhost.loop.conftest import MakeLoop
-from tests.toolhost.loop.mcp_double import Double
+from tests.toolhost.loop.mcp_double import Double, Host, serving
 from tests.toolhost.loop.test_scenarios import PYTHON, SEARCH, python, search
+from toolhost.loop.driver import NoTools
+from toolhost.loop.errors import RequestError
 from toolhost.loop.request import Limits, LoopRequest
 from toolhost.loop.run import LoopRun
+from toolhost.loop.tool_client import Endpoint, McpToolServer
 
 ROUNDS = [
     {"reasoning": "Let me see.", "calls": [python("print(1)"), search("a")], "chunk": 6},
@@ -150,9 +153,6 @@ async def test_tool_server_killed_in_mid_call_is_joined_again_and_nothing_runs_t
 
 @pytest.mark.parametrize(("tool", "runs"), [("write", 1), ("read", 2)])
 async def test_without_attempt_ids_only_a_read_is_repeated(tool: str, runs: int, make_loop: MakeLoop) -> None:
-    from tests.toolhost.loop.mcp_double import Host, serving
-    from toolhost.loop.tool_client import Endpoint, McpToolServer
-
     async with serving(Host(honours_attempts=False)) as double:
         server = await McpToolServer.connect([Endpoint.parse(f"http://{double.at('files')}/mcp")])
         rounds = [{"calls": [{"name": f"files_{tool}", "arguments": {"hold": True}}]}, {"text": "done"}]
@@ -265,8 +265,6 @@ async def test_headers_of_tools_reach_the_server_and_are_not_shown(make_loop: Ma
 async def test_a_bad_request_starts_nothing_and_names_its_parameter(
     fields: dict[str, Any], param: str, make_loop: MakeLoop
 ) -> None:
-    from toolhost.loop.errors import RequestError
-
     driver, model = await make_loop([{"text": "x"}])
     with pytest.raises(RequestError) as caught:
         await driver.start(LoopRequest("fake", "Hello", **fields))
@@ -275,9 +273,6 @@ async def test_a_bad_request_starts_nothing_and_names_its_parameter(
 
 
 async def test_a_namespace_that_no_server_has_is_refused(make_loop: MakeLoop) -> None:
-    from toolhost.loop.driver import NoTools
-    from toolhost.loop.errors import RequestError
-
     driver, _ = await make_loop([{"text": "x"}], tools=NoTools())
     with pytest.raises(RequestError, match="no tool server has the namespace 'python'"):
         await driver.start(LoopRequest("fake", "Hello", tools=[PYTHON]))

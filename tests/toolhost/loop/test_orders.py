@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.toolhost.loop.checks import check_stream
 from tests.toolhost.loop.conftest import MakeLoop
 from toolhost.loop.errors import ToolServerGone
+from toolhost.loop.ledger import Verdict, digest
 from toolhost.loop.request import Limits, LoopRequest
 from toolhost.loop.tool_client import NamespaceDescription, ToolDescription
 
@@ -217,10 +218,6 @@ async def test_a_write_under_an_operation_key_is_asked_again_and_done_once(make_
 
 
 async def test_a_result_that_turns_out_conflicting_is_no_longer_used(make_loop: MakeLoop) -> None:
-    from dataclasses import replace
-
-    from toolhost.loop.ledger import Verdict, digest
-
     shop = Shop()
     rounds = [{"calls": [status("A")]}, {"calls": [status("B")], "pause": "gate"}, {"text": "hm"}]
     driver, model = await make_loop(rounds, tools=shop.desk)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.toolhost.loop.mcp_double import ATTEMPT, Double
+from tests.toolhost.loop.mcp_double import ATTEMPT, Double, Host, serving
 from toolhost.loop.errors import RequestError, ToolServerGone
 from toolhost.loop.tool_client import Endpoint, McpToolServer
 from toolhost.loop.tools import AttemptSession
@@ -98,14 +98,11 @@ async def test_a_server_that_is_not_there_is_a_clear_error() -> None:
     assert "secret" not in str(caught.value)
 
 
-async def test_cleanup_of_a_server_that_keeps_nothing_costs_no_call(double: Double) -> None:
-    server = await McpToolServer.connect([Endpoint.parse(double.at("python"))])
-    known = server._known["python"]
-    from dataclasses import replace
-
-    server._known["python"] = replace(known, cleans_up=False)
-    async with server.new_session("python", "resp_1") as session:
-        result = await session.call_tool("cleanup_session", {})
+async def test_cleanup_of_a_server_that_keeps_nothing_costs_no_call() -> None:
+    async with serving(Host(keeps_sessions=False)) as double:
+        server = await McpToolServer.connect([double.at("python")])
+        async with server.new_session("python", "resp_1") as session:
+            result = await session.call_tool("cleanup_session", {})
     assert "keeps no session" in result.content[0].text
     assert double.host.cleaned == []
 
