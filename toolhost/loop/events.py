@@ -14,20 +14,10 @@ from typing import Any, Literal, TypeVar
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from toolhost.loop.call_items import CodeCall, FunctionCall, McpCall, SearchCall
 from toolhost.loop.errors import IllegalOrder
 from toolhost.loop.ids import IdSource
-from toolhost.loop.output_items import (
-    ApprovalRequest,
-    CodeCall,
-    Event,
-    FunctionCall,
-    McpCall,
-    Message,
-    OutputItem,
-    Reasoning,
-    SearchCall,
-    ToolList,
-)
+from toolhost.loop.output_items import ApprovalRequest, Event, Message, OutputItem, Reasoning, ToolList
 
 ItemT = TypeVar("ItemT", bound=OutputItem)
 

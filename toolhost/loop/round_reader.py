@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from toolhost.loop.call_items import CodeCall, FunctionCall, McpCall
 from toolhost.loop.events import Emitter
 from toolhost.loop.hooks import Check, Gate, Refuse
 from toolhost.loop.ids import IdSource
@@ -20,7 +21,7 @@ from toolhost.loop.models.base import (
     TextDelta,
     Usage,
 )
-from toolhost.loop.output_items import CodeCall, Event, FunctionCall, McpCall, Message, OutputItem, Reasoning
+from toolhost.loop.output_items import Event, Message, OutputItem, Reasoning
 from toolhost.loop.steps import ModelCall, Outcome, parse_arguments
 from toolhost.loop.tools import ClientFunction, HostedTool, Toolbox
 from toolhost.loop.transcript import UNKNOWN_LABEL, Item, call_item

@@ -14,6 +14,7 @@ from typing import Any
 
 from toolhost.loop import steps
 from toolhost.loop.approvals import ApprovalStore, PendingApproval
+from toolhost.loop.call_items import CodeCall, FunctionCall, McpCall, SearchCall
 from toolhost.loop.errors import LoopError, RequestError
 from toolhost.loop.events import Emitter
 from toolhost.loop.executor import Clocks, Executor, arguments_text
@@ -21,7 +22,7 @@ from toolhost.loop.hooks import Check, Refuse, ask
 from toolhost.loop.ids import IdSource
 from toolhost.loop.ledger import CLIENT, Attempt, CallRecord, Ledger, digest
 from toolhost.loop.models.base import ModelClient, ModelRequest, Usage
-from toolhost.loop.output_items import CodeCall, Event, FunctionCall, McpCall, OutputItem, SearchCall
+from toolhost.loop.output_items import Event, OutputItem
 from toolhost.loop.request import INCLUDE_CODE_OUTPUTS, LoopRequest, Pending
 from toolhost.loop.results import ToolResult, excerpt
 from toolhost.loop.round_reader import OpenCall, RoundReader
