@@ -107,6 +107,10 @@ REFUSED = {
     ),
 }  # fmt: skip
 
+# gVisor's kernel lets these pass: the container's environment holds nothing of the agent's (another test reads it and
+# looks), and niceness, which can be set, has no effect there.
+HARMLESS_WITH_OWN_KERNEL = {"read the agent's environment", "put the agent behind in the queue"}
+
 # What would forge the agent's or the host's word: frames on every descriptor but the output's.
 FORGERY = """
 import json, os
@@ -168,7 +172,7 @@ class AttackSuite:
     async def at(self, manager: SessionManager) -> Attachment:
         return attach(manager, "a")
 
-    async def test_what_would_lead_out_is_refused(self, at: Attachment) -> None:
+    async def test_what_would_lead_out_is_refused(self, manager: SessionManager, at: Attachment) -> None:
         await run(at, PRELUDE)
         wrong = {}
         for name, (code, how) in REFUSED.items():
@@ -177,6 +181,8 @@ class AttackSuite:
             opened = "OPENED" in text_of(outcome)
             if opened or outcome.receipt.ending is not Ending.RAISED or not re.search(how, last):
                 wrong[name] = last or str(outcome.receipt.ending)
+        if "kernel-shared" not in manager._backend.differences:
+            wrong = {name: last for name, last in wrong.items() if name not in HARMLESS_WITH_OWN_KERNEL}
         assert wrong == {}
         assert text_of(await run(at, "1 + 1")) == "2"
 
