@@ -230,6 +230,7 @@ class Calls:
         if session.record.lost_reason is not None and receipt.ending is not Ending.LOST:
             outcome = dataclasses.replace(outcome, state_lost_before=session.record.lost_reason)
             session.update(lost_reason=None)
+            keeper.save_soon(session)  # it is not to be told again
         self._note(session, outcome)
         run.outcome = outcome
         keeper.observer.execution_ended(session.key, receipt)
