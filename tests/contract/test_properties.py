@@ -159,6 +159,7 @@ class Sequences(RuleBasedStateMachine):
                 found = self.manager._keeper.sessions[attach(self.manager, session).key]
                 await until(lambda found=found: found.running is not None)
                 assert await self.manager.interrupt(found.key)
+                await until(lambda found=found: found.running is None)  # the next host would find it running
 
         self.perform(work())
 
