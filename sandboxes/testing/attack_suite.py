@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import os
 import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
-import psutil
 import pytest
 
 from sandboxes.errors import AttemptUnknown, CallRefused, SandboxError, SessionUnknown
 from sandboxes.manager import Attachment, SessionManager
-from sandboxes.spec import CauseKind, Ending, KeyKind, Outcome, Retention, SessionKey, SessionRequest, State
+from sandboxes.spec import CauseKind, Ending, KeyKind, Retention, SessionKey, SessionRequest, State
 from sandboxes.testing.backend_suite import SOON_S, run, started
 from sandboxes.testing.host import SuiteHost, attach, text_of
 
@@ -497,15 +497,24 @@ class AttackSuite:
         assert text_of(await run(at, code)) == "(False, True)"
 
 
+SIOCGIFADDR = 0x8915  # <linux/sockios.h>
+
+
+def _addresses() -> list[str]:
+    """The IPv4 addresses of this machine's interfaces."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # one without an address
+                answer = fcntl.ioctl(asking.fileno(), SIOCGIFADDR, name.encode().ljust(40, b"\0"))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return found
+
+
 @contextlib.contextmanager
-def _listeners() -> Iterator[tuple[list[tuple[str, int]], str, object]]:
+def _listeners() -> Iterator[tuple[list[tuple[str, int]], str, Callable[[], int]]]:
     """Servers on every address of this machine, and on an abstract unix name; and how many connections they got."""
-    own = [
-        found.address
-        for addresses in psutil.net_if_addrs().values()
-        for found in addresses
-        if found.family in (socket.AF_INET, socket.AF_INET6) and "%" not in found.address
-    ]
+    own = [*_addresses(), "::1"]
     with contextlib.ExitStack() as stack:
         servers, addresses = [], []
         for address in own:
@@ -538,7 +547,3 @@ def _listeners() -> Iterator[tuple[list[tuple[str, int]], str, object]]:
 async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
-
-
-def _last(outcome: Outcome) -> str:
-    return (outcome.error or "").strip().rpartition("\n")[2]
