@@ -209,6 +209,14 @@ class SessionManager:
             raise SessionUnknown("no session of this key is known", session=str(key))
         return SessionInfo(record, Phase(record.phase))
 
+    async def find(self, digest: str) -> Sequence[SessionKey]:
+        """The keys whose digest begins with this text: the open ones, or else closed ones. Raises StoreUnavailable."""
+        found = [key for key in self._keeper.sessions if key.digest().startswith(digest)]
+        if found:
+            return found
+        records = await self._store.list(SessionFilter(include_closed=True, limit=self._settings.max_records))
+        return list(dict.fromkeys(record.key for record in records if record.key.digest().startswith(digest)))
+
     async def attempts(self, key: SessionKey, limit: int = 100) -> Sequence[AttemptRecord]:
         """A session's receipts, newest first."""
         return await self._store.attempts(key, limit=limit)
@@ -259,11 +267,13 @@ class SessionManager:
 
     @property
     def counts(self) -> dict[str, int]:
-        """For gauges: sessions by phase, `pool` (ready) and `waiting` (for a sandbox)."""
+        """For gauges: sessions by phase, `pool` (ready), `waiting` (for a sandbox), `held` of `places`."""
         counts: dict[str, int] = {phase.value: 0 for phase in Phase}
         for session in self._keeper.sessions.values():
             counts[session.phase] += 1
-        return {**counts, "pool": self._pool.ready, "waiting": self._admission.waiting}
+        admission = self._admission
+        places = {"held": admission.held, "places": admission.total}
+        return {**counts, "pool": self._pool.ready, "waiting": admission.waiting, **places}
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -280,6 +290,9 @@ class SessionManager:
             except SessionOver:
                 if attachment.cleanups != cleanups:
                     raise CallRefused("the session was cleaned up while this call waited; it did not run") from None
+            except SandboxError as error:
+                self._keeper.observer.failed("call", error)
+                raise
             finally:
                 attachment.runs.remove((session, run))
                 session.update(last_used_at=self._clock.now())

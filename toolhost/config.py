@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from toolhost.errors import ConfigurationError
@@ -44,6 +44,7 @@ class ServerSettings(Group):
     ping_s: float = Field(10.0, gt=0, le=15, description="a comment on idle streams at least this often")
     shutdown_s: Seconds = Field(20.0, description="bound of a graceful stop")
     max_calls: Count = Field(32, description="calls in flight on one connection")
+    max_file_bytes: int = Field(1 << 30, ge=1, description="largest file or archive, up or down")
 
     @field_validator("listen")
     @classmethod
@@ -116,6 +117,28 @@ class AuthSettings(Group):
     failures_per_minute: Count = 30
 
 
+class TelemetrySettings(Group):
+    """What is measured. Metrics are always there, at /metrics."""
+
+    traces: bool = Field(False, description="spans by OpenTelemetry; its own OTEL_ variables say where to")
+    service_name: str = Field("toolhost", description="how traces name this host")
+
+
+class ClientSettings(Group):
+    """How commands for operators find a host that runs. A host itself does not read these."""
+
+    url: str | None = Field(None, description="http://HOST:PORT/PREFIX; none: what server.listen says")
+    token: SecretStr | None = None
+    token_file: Path | None = Field(None, description="a file with nothing but the token")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return value
+
+
 class BubblewrapSettings(Group):
     environment_dir: Path | None = Field(None, description="what `toolhost setup` made; none: where it makes it")
 
@@ -156,6 +179,8 @@ class Settings(BaseSettings):
     sandbox: SandboxSettings = SandboxSettings()  # type: ignore[call-arg]
     lifecycle: LifecycleSettings = LifecycleSettings()  # type: ignore[call-arg]
     auth: AuthSettings = AuthSettings()  # type: ignore[call-arg]
+    telemetry: TelemetrySettings = TelemetrySettings()  # type: ignore[call-arg]
+    client: ClientSettings = ClientSettings()  # type: ignore[call-arg]
     bubblewrap: BubblewrapSettings = BubblewrapSettings()  # type: ignore[call-arg]
     docker: DockerSettings = DockerSettings()  # type: ignore[call-arg]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
 from toolhost.config import Settings
+from toolhost.errors import Refused
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -85,6 +86,19 @@ def identify(
         return Identity(ttl_s, rich)
     key = SessionKey(principal, found.kind, found.id)
     return Identity(SessionRequest(key, _retention(found), ttl_s), rich)
+
+
+def keyed(kind: str, ident: str, *, principal: str, settings: Settings) -> SessionKey:
+    """The key that a URL of the HTTP API names, by the same rules. Raises Refused."""
+    try:
+        found = KeyKind(kind)
+    except ValueError:
+        raise Refused(404, f"no kind of session {kind[:64]!r}: request, retained or connection") from None
+    if not SESSION_ID.fullmatch(ident):
+        raise Refused(400, "not a session id: 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+    if found is KeyKind.RETAINED and (refusal := _guessable(ident, settings)):
+        raise Refused(403, refusal.text)
+    return SessionKey(principal, found, ident)
 
 
 def label(key: SessionKey) -> str:

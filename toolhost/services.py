@@ -14,20 +14,24 @@ from typing import Protocol
 from sandboxes.backends.base import Backend
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
-from sandboxes.spec import Outcome, SessionKey, SessionRequest
+from sandboxes.spec import SessionRequest
 from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
+from toolhost.admin import AllSessions
 from toolhost.backends import create_backend, manager_settings
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
+from toolhost.metrics import Metrics
 from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, SessionAttachment
+from toolhost.observers import Observers
 from toolhost.telemetry import LogObserver
+from toolhost.tracing import traces
 
 log = logging.getLogger("toolhost.services")
 
 
-class Sessions(Protocol):
+class Sessions(AllSessions, Protocol):
     """What the host needs of `sandboxes.manager.SessionManager`."""
 
     async def open(self) -> None: ...
@@ -35,8 +39,6 @@ class Sessions(Protocol):
     async def close(self) -> None: ...
 
     def attach(self, request: SessionRequest) -> SessionAttachment: ...
-
-    async def collect(self, key: SessionKey, attempt_id: str) -> Outcome: ...
 
     async def health(self) -> None: ...
 
@@ -49,6 +51,7 @@ class Services:
     sessions: Sessions
     namespaces: Mapping[str, Namespace]
     auth: authentication.Authenticator
+    metrics: Metrics
     backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
@@ -77,8 +80,9 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     """Raises ConfigurationError. `sessions`: another session manager than the one that the settings describe."""
     auth = authentication.Authenticator(settings)  # before anything else: an open bind must not start at all
     namespaces = registry.create(settings)
+    metrics = Metrics()
     if sessions is not None:
-        return Services(settings, sessions, namespaces, auth)
+        return Services(settings, sessions, namespaces, auth, metrics)
     owner = _owner(settings)
     backend = create_backend(settings, owner)
     manager = SessionManager(
@@ -86,9 +90,10 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         store=SqliteStore(settings.state_dir / "ledger.sqlite"),
         owner=owner,
         settings=manager_settings(settings),
-        observer=LogObserver(),
+        observer=Observers(LogObserver(), metrics, *traces(settings)),
     )
-    return Services(settings, manager, namespaces, auth, backend)
+    metrics.watch(lambda: manager.counts)
+    return Services(settings, manager, namespaces, auth, metrics, backend)
 
 
 def isolation(backend: Backend) -> str:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("toolhost.cli.serve:serve", "Start the tool server and print what to give to vLLM."),
     "setup": ("toolhost.cli.setup:setup", "Make the environment that sandboxes run in (needed once)."),
     "doctor": ("toolhost.cli.doctor:doctor", "Check this machine; say what is wrong and what to type."),
+    "sessions": ("toolhost.cli.sessions:app", "Look into a host that runs, and end what is over."),
     "tokens": ("toolhost.cli.tokens:app", "Make access tokens for a host that others can reach."),
 }
 
