@@ -6,6 +6,7 @@ Only for benchmarks: it trusts the server, and speaks just initialize, tools/lis
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -66,10 +67,8 @@ class RawClient:
     async def close(self) -> None:
         for writer in (self._get, self._post):
             writer.close()
-            try:
+            with contextlib.suppress(OSError):  # the server may have closed first
                 await writer.wait_closed()
-            except OSError:
-                pass  # the server may have closed first
 
     async def _send(self, message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()

@@ -118,7 +118,8 @@ async def _take_up(
             await claim.sandbox.close()
             adopted.quarantined.append(claim.sandbox.handle)
             keeper.busy_ids.add(claim.sandbox.handle.sandbox_id)
-        session.update(workspace=None)  # what is set aside may use it
+        epochs = [claim.hello.epoch for claim in claims if claim.hello is not None]
+        session.update(workspace=None, epoch=max([session.record.epoch, *epochs]))  # what is set aside may use it
         keeper.close(session, CloseReason.FAILED)
     elif record.retention is Retention.CONNECTION:
         keeper.close(session, CloseReason.DISCONNECT)

@@ -62,6 +62,7 @@ class Calls:
             self._check(session, execution)
             run = Run(attempt_id, digest, execution, self._keeper.clock.now())
             session.runs[attempt_id] = run
+            session.queue.append(run)
             run.task = asyncio.create_task(self._perform(session, run), name="call")
             run.task.add_done_callback(lambda task: self._ended(session, run, task))
         elif run.digest != digest:
@@ -126,13 +127,14 @@ class Calls:
             raise AttemptExpired("this attempt's result is no longer kept", attempt=attempt_id) from None
         self._note(session, outcome)
         run = Run(attempt_id, outcome.receipt.digest, None, outcome.receipt.queued_at, outcome=outcome)
-        await self._keeper.settle(session, run)
+        await self._keeper.settle([(session, run)])
         return outcome
 
     def take_over(self, session: Session, attempt_id: str, digest: str, queued_at: float) -> Run:
         """After a restart: joins what runs inside, or fetches what was kept, so that it gets into the ledger."""
         run = Run(attempt_id, digest, None, queued_at, registered=True)
         session.runs[attempt_id] = run
+        session.queue.append(run)
         run.task = asyncio.create_task(self._perform_taken_over(session, run), name="take-over")
         run.task.add_done_callback(lambda task: self._ended(session, run, task))
         return run
@@ -160,12 +162,16 @@ class Calls:
         execution = run.execution
         assert execution is not None
         async with self._turn(session, run):
-            if execution.attempt_id and (known := await self._known(session, run)) is not None:
-                return known
+            if execution.attempt_id and session.phase is not Phase.IDLE:  # what is known starts no sandbox
+                known = await self._known(session, run)
+                if known is not None:
+                    return known
             sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
             run.registered = True
             if execution.attempt_id:
-                await self._keeper.store.register(self._keeper.record_of(session, run))
+                registered = await self._keeper.store.register(self._keeper.record_of(session, run))
+                if (known := self._settled(session, run, registered)) is not None:
+                    return known
                 if session.phase is Phase.LOST:  # in this moment
                     sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
             if run.cancelled:
@@ -178,7 +184,7 @@ class Calls:
         keeper = self._keeper
         record = keeper.record_of(session, run)
         run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note)
-        keeper.spawn(keeper.settle(session, run), "store")
+        keeper.settle_soon(session, run)
         return run.outcome
 
     async def _run(self, session: Session, run: Run, sandbox: Sandbox, execution: Execution) -> Outcome:
@@ -224,7 +230,7 @@ class Calls:
         self._note(session, outcome)
         run.outcome = outcome
         keeper.observer.execution_ended(session.key, receipt)
-        keeper.spawn(keeper.settle(session, run), "store")
+        keeper.settle_soon(session, run)
         return outcome
 
     def _note(self, session: Session, outcome: Outcome) -> None:
@@ -233,8 +239,8 @@ class Calls:
             epoch=max(record.epoch, outcome.receipt.epoch),
             sequence=max(record.sequence, outcome.receipt.sequence),
             calls=record.calls + 1,
-            last_used_at=self._keeper.clock.now(),
         )
+        session.touch(self._keeper.clock.now())
 
     def _lost(self, session: Session, run: Run, error: StateLost, started: list[tuple[Started, float]]) -> Outcome:
         """The sandbox went while it ran. Loses it, unless the session is being closed, which ended it."""
@@ -261,8 +267,10 @@ class Calls:
         if session.disposal is not None:
             await asyncio.shield(session.disposal)
         known = await self._keeper.store.attempt(session.key, run.attempt_id)
-        if known is None:
-            return None
+        return None if known is None else self._settled(session, run, known)
+
+    def _settled(self, session: Session, run: Run, known: AttemptRecord) -> Outcome | None:
+        """Its outcome, if it has one already. Raises AttemptConflict, AttemptExpired."""
         if known.digest != run.digest:
             raise AttemptConflict(
                 "this attempt id was used before with other arguments; nothing ran: use a new id",
@@ -313,11 +321,10 @@ class Calls:
     @contextlib.asynccontextmanager
     async def _turn(self, session: Session, run: Run) -> AsyncIterator[None]:
         """One at a time, in the order of arrival. Raises SessionOver when the session closed meanwhile."""
-        session.queue.append(run)
         try:
             if session.turn.locked():
                 began = time.perf_counter()
-                run.emit(Queued("turn", len(session.queue)))
+                run.emit(Queued("turn", session.queue.index(run) + 1))
                 await session.turn.acquire()
                 self._keeper.observer.queued(session.key, "turn", time.perf_counter() - began)
             else:
@@ -333,6 +340,8 @@ class Calls:
                 session.queue.remove(run)
 
     def _ended(self, session: Session, run: Run, task: asyncio.Task[Outcome]) -> None:
+        if run in session.queue:  # it was cancelled before it began
+            session.queue.remove(run)
         if task.cancelled() or task.exception() is not None or run.outcome is None:
             session.runs.pop(run.attempt_id, None)
         error = None if task.cancelled() else task.exception()

@@ -34,7 +34,7 @@ from sandboxes.errors import (
     StateLost,
     WireError,
 )
-from sandboxes.events import OnEvent, Printed, Started
+from sandboxes.events import ExecutionEvent, OnEvent, Printed, Started
 from sandboxes.spec import Outcome, PythonCall, ShellCall
 
 _T = TypeVar("_T")
@@ -75,10 +75,11 @@ class Bound:
 
 class _Waiter:
     """Who waits for the replies to one request. Frames that come before it looks are kept: at most `PIECES_AHEAD`
-    of data (the connection waits), while output goes straight to `on_output` and is never kept."""
+    of data (the connection waits), while the start and the output of an execution go straight to `watch`, in their
+    order; output is never kept."""
 
-    def __init__(self, on_output: Callable[[codec.Fields], None] | None = None) -> None:
-        self.on_output = on_output
+    def __init__(self, watch: Callable[[codec.Fields], None] | None = None) -> None:
+        self.watch = watch
         self.frames: asyncio.Queue[codec.Fields | SandboxError] = asyncio.Queue()
         self.data = asyncio.Semaphore(PIECES_AHEAD)
 
@@ -250,12 +251,15 @@ class AgentClient:
     async def _outcome(
         self, attempt: str, bound: Bound, on_event: OnEvent | None, *, t: str, **fields: object
     ) -> Outcome:
-        def output(frame: codec.Fields) -> None:
-            text = codec.text(frame, "text")
+        def watch(frame: codec.Fields) -> None:
+            if frame["t"] == "started":
+                event: ExecutionEvent = _read_started(attempt, frame)
+            else:
+                event = Printed(attempt, codec.text(frame, "text")[: wire.OUTPUT_PIECE])
             if on_event is not None:
-                on_event(Printed(attempt, text[: wire.OUTPUT_PIECE]))
+                on_event(event)
 
-        ident, waiter = self._send(t, output, attempt=attempt, **fields)
+        ident, waiter = self._send(t, watch, attempt=attempt, **fields)
         try:
             # After `accepted` an earlier execution may still run (this one then waits its turn inside): as long as the
             # connection answers pings, its own bound begins when it started.
@@ -266,9 +270,6 @@ class AgentClient:
                     deadline_s = START_S + bound.backstop_s
                 elif frame["t"] == "started":
                     deadline_s = bound.backstop_s
-                    started = self._checked(_read_started, attempt, frame)
-                    if on_event is not None:
-                        on_event(started)
                 elif frame["t"] == "result":
                     outcome = self._checked(codec.read_outcome, frame)
                     if outcome.receipt.attempt_id != attempt:
@@ -280,7 +281,7 @@ class AgentClient:
             self._waiters.pop(ident, None)
 
     def _send(
-        self, kind: str, on_output: Callable[[codec.Fields], None] | None, /, **fields: object
+        self, kind: str, watch: Callable[[codec.Fields], None] | None, /, **fields: object
     ) -> tuple[int, _Waiter]:
         if self._failure is not None:
             raise self._failure
@@ -288,7 +289,7 @@ class AgentClient:
         line = wire.encode({"t": kind, "id": ident, **fields})
         if len(line) > wire.MAX_FRAME_TO_AGENT:
             raise CallRefused(f"the call is larger than {wire.MAX_FRAME_TO_AGENT >> 20} MiB; send less")
-        waiter = self._waiters[ident] = _Waiter(on_output)
+        waiter = self._waiters[ident] = _Waiter(watch)
         self._channel.writer.write(line)
         return ident, waiter
 
@@ -321,9 +322,9 @@ class AgentClient:
                         self._fail(WireError(f"the agent ended the connection: {_read_error(frame)}"))
                         return
                     continue
+                if frame["t"] in ("output", "started") and waiter.watch is not None:
+                    waiter.watch(frame)
                 if frame["t"] == "output":
-                    if waiter.on_output is not None:
-                        waiter.on_output(frame)
                     continue
                 if frame["t"] == "data":
                     await waiter.data.acquire()

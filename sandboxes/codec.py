@@ -36,11 +36,47 @@ MAX_COUNT = 1 << 53  # larger integers are not exact in JSON
 
 def write_outcome(outcome: Outcome) -> dict[str, object]:
     """The object that `read_outcome` reads."""
-    return dataclasses.asdict(outcome)
+    # By hand: `dataclasses.asdict` copies deeply, and this is done for every execution.
+    return {
+        "receipt": write_receipt(outcome.receipt),
+        "output": _write_output(outcome.output),
+        "value": outcome.value,
+        "error": outcome.error,
+        "background": None if outcome.background is None else _write_output(outcome.background),
+        "images": [{"path": image.path, "mime": image.mime} for image in outcome.images],
+        "files": [{"path": file.path, "size": file.size} for file in outcome.files],
+        "exit_code": outcome.exit_code,
+        "notes": list(outcome.notes),
+        "state_lost_before": outcome.state_lost_before,
+    }
 
 
 def write_receipt(receipt: Receipt) -> dict[str, object]:
-    return dataclasses.asdict(receipt)
+    return {
+        "session": receipt.session,
+        "epoch": receipt.epoch,
+        "sequence": receipt.sequence,
+        "attempt_id": receipt.attempt_id,
+        "digest": receipt.digest,
+        "queued_at": receipt.queued_at,
+        "started_at": receipt.started_at,
+        "ended_at": receipt.ended_at,
+        "ending": receipt.ending,
+        "state": receipt.state,
+        "bytes_out": receipt.bytes_out,
+        "bytes_cut": receipt.bytes_cut,
+        "cause": None if receipt.cause is None else dataclasses.asdict(receipt.cause),
+    }
+
+
+def _write_output(output: Output) -> dict[str, object]:
+    return {
+        "head": output.head,
+        "tail": output.tail,
+        "cut_characters": output.cut_characters,
+        "file": output.file,
+        "file_complete": output.file_complete,
+    }
 
 
 def read_outcome(value: object) -> Outcome:

@@ -85,7 +85,7 @@ class SessionFiles:
             if not create:
                 raise SessionUnknown("no open session of this key is known", session=str(self._request.key))
             session = await self._keeper.open(self._request)
-        session.update(last_used_at=self._keeper.clock.now())
+        session.touch(self._keeper.clock.now())
         sandbox = session.sandbox
         if sandbox is None or not sandbox.connected:
             async with session.turn:

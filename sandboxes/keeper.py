@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 from sandboxes.admission import Admission
 from sandboxes.clock import Clock
@@ -27,6 +27,7 @@ from sandboxes.settings import ManagerSettings
 from sandboxes.spec import Handle, Retention, SessionKey, SessionRequest
 from sandboxes.stores.base import AttemptRecord, SessionRecord, Store
 
+SETTLE_DELAY_S = 0.004  # outcomes of so long share one commit
 MAX_LATE = 64  # outcomes of one session that wait in memory for a store that cannot be written
 
 WHY_CLOSED = {
@@ -68,6 +69,8 @@ class Keeper:
         self.busy_ids: set[str] = set()  # launch keys and sandbox ids that are no session's yet: not orphans
         self._opening: dict[SessionKey, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[object]] = set()
+        self._unsettled: list[tuple[Session, Run]] = []
+        self._settling: asyncio.Task[None] | None = None
 
     # --- background tasks --------------------------------------------------------------------------------------------
 
@@ -85,6 +88,7 @@ class Keeper:
 
     async def drain(self, bound_s: float) -> None:
         """Waits for the background tasks, then cancels what is left."""
+        await self.settled()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=bound_s)
         for task in list(self._tasks):
@@ -127,7 +131,7 @@ class Keeper:
             lost_reason = earlier.lost_reason
             record = dataclasses.replace(earlier, phase=Phase.LOST.value, handle=None)
         else:
-            if earlier is not None and earlier.calls:
+            if earlier is not None and (earlier.epoch or earlier.calls):
                 lost_reason = self._why_gone(earlier)
             now = self.clock.now()
             record = SessionRecord(
@@ -176,7 +180,7 @@ class Keeper:
                 session.dirty = False
                 try:
                     version = session.record.version
-                    written = await self.store.put(session.record, expected_version=version or None)
+                    written = await self.store.put(session.current(), expected_version=version or None)
                 except StoreConflict:
                     session.dirty = True
                     stored = await self.store.get(session.key)
@@ -290,6 +294,7 @@ class Keeper:
         for resource in session.resources.values():
             await resource.close()
         session.resources.clear()
+        await self.settled()  # whoever asks the closed session for an outcome asks the ledger
         self.release(session)
         session.change(Transition.FINISH)
         session.update(closed_at=self.clock.now(), handle=None)
@@ -321,14 +326,38 @@ class Keeper:
             outcome=run.outcome,
         )
 
-    async def settle(self, session: Session, run: Run) -> None:
-        """Commits an outcome, then lets the agent forget it. What fails stays in memory for the next sweep."""
-        sandbox = session.sandbox
+    def settle_soon(self, session: Session, run: Run) -> None:
+        """Commits an outcome with others of the next moment, after it has gone to its caller."""
         late = [other for other in session.runs.values() if other.outcome is not None]
         if len(late) > MAX_LATE:  # the store is down for long: the agent has them too
             session.runs.pop(late[0].attempt_id, None)
             session.astray.add(late[0].attempt_id)
-        await self.store.settle(self.record_of(session, run))
-        session.runs.pop(run.attempt_id, None)
-        if sandbox is not None:
-            sandbox.acknowledge(run.attempt_id)
+        if all(run is not other for _, other in self._unsettled):
+            self._unsettled.append((session, run))
+        if self._settling is None:
+            self._settling = asyncio.create_task(self._settle(), name="store")
+
+    async def settled(self) -> None:
+        """Returns when what `settle_soon` was given is committed, or could not be: a later sweep tries again."""
+        if self._settling is not None:
+            await asyncio.shield(self._settling)
+
+    async def _settle(self) -> None:
+        try:
+            await asyncio.sleep(SETTLE_DELAY_S)
+            while self._unsettled:
+                batch, self._unsettled = self._unsettled, []
+                await self.settle(batch)
+        except SandboxError as error:
+            self.observer.failed("store", error)
+        finally:
+            self._settling = None
+
+    async def settle(self, batch: Sequence[tuple[Session, Run]]) -> None:
+        """Commits outcomes, then lets the agents forget them. Raises StoreUnavailable; they stay in memory then."""
+        sandboxes = [session.sandbox for session, _ in batch]
+        await self.store.settle(*(self.record_of(session, run) for session, run in batch))
+        for (session, run), sandbox in zip(batch, sandboxes, strict=True):
+            session.runs.pop(run.attempt_id, None)
+            if sandbox is not None:
+                sandbox.acknowledge(run.attempt_id)

@@ -173,6 +173,8 @@ class SessionManager:
                 return await self._calls.collect(session, attempt_id)
             except SessionOver:
                 raise AttemptUnknown("the session closed before this attempt ran", session=str(key)) from None
+        if session is not None:
+            await session.closed.wait()
         known = await self._store.attempt(key, attempt_id)
         if known is None:
             if await self._store.get(key) is None:
@@ -185,7 +187,7 @@ class SessionManager:
     async def sessions(self, which: SessionFilter | None = None) -> Sequence[SessionInfo]:
         """Sessions with what is the case now, newest use first. Raises StoreUnavailable where closed ones are asked."""
         which = which or SessionFilter()
-        live = [session for session in self._keeper.sessions.values() if which.matches(session.record)]
+        live = [session for session in self._keeper.sessions.values() if which.matches(session.info().live)]
         gate = asyncio.Semaphore(USAGES_AT_ONCE)
 
         async def info(session: Session) -> SessionInfo:
@@ -295,7 +297,7 @@ class SessionManager:
                 raise
             finally:
                 attachment.runs.remove((session, run))
-                session.update(last_used_at=self._clock.now())
+                session.touch(self._clock.now())
 
     async def _session_of(self, attachment: Attachment, attach: bool = True) -> Session:
         if self._stopping:
@@ -304,7 +306,7 @@ class SessionManager:
         if attach:
             session.attached.add(attachment)
             attachment.session = session
-        session.update(last_used_at=self._clock.now())
+        session.touch(self._clock.now())
         return session
 
     def _detach(self, attachment: Attachment, *, cleaned: bool) -> None:

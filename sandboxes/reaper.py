@@ -30,7 +30,7 @@ def due(session: Session, now: float, settings: ManagerSettings) -> CloseReason 
     if not session.attached and session.grace_until is not None and now >= session.grace_until:
         return CloseReason.DISCONNECT
     idle_s = settings.idle_s if session.record.ttl_s is None else session.record.ttl_s
-    if not session.busy and now >= session.record.last_used_at + idle_s:
+    if not session.busy and now >= session.used_at + idle_s:
         return CloseReason.IDLE
     return None
 
@@ -50,7 +50,7 @@ def eviction_order(sessions: Iterable[Session], principal: str, *, capped: bool,
         if session.slot is None:
             continue
         held[session.key.principal] = held.get(session.key.principal, 0) + 1
-        rested = now - session.record.last_used_at >= settings.evict_after_s
+        rested = now - session.used_at >= settings.evict_after_s
         if session.phase is Phase.IDLE and not session.busy and rested:
             candidates.append(session)
 
@@ -62,7 +62,7 @@ def eviction_order(sessions: Iterable[Session], principal: str, *, capped: bool,
 
     return sorted(
         filter(allowed, candidates),
-        key=lambda s: (s.key.principal != principal, rank[s.retention], s.record.last_used_at),
+        key=lambda s: (s.key.principal != principal, rank[s.retention], s.used_at),
     )
 
 
@@ -154,4 +154,5 @@ class Reaper:
         for session in list(keeper.sessions.values()):
             for run in list(session.runs.values()):
                 if run.outcome is not None and run.task is not None and run.task.done():
-                    await keeper.settle(session, run)
+                    keeper.settle_soon(session, run)
+        await keeper.settled()

@@ -51,12 +51,18 @@ class SessionInfo:
     running: str | None = None  # attempt id
     usage: Usage | None = None
 
+    @property
+    def live(self) -> SessionRecord:
+        """The record, with the phase that is the case now."""
+        return dataclasses.replace(self.record, phase=self.phase.value)
+
 
 class Session:
     """See the module. `closed` is set when it is over; `ended` is called with every transition."""
 
     def __init__(self, record: SessionRecord, on_change: Callable[[Session, Changed], None]) -> None:
         self.record = record
+        self.used_at = record.last_used_at  # later than the record's until that is saved
         self.life = Lifecycle(str(record.key), Phase(record.phase))
         self.sandbox: Sandbox | None = None
         self.slot: Slot | None = None
@@ -102,8 +108,18 @@ class Session:
     def change(self, transition: Transition, reason: str = "") -> None:
         """Makes a transition. Raises IllegalTransition."""
         changed = self.life.apply(transition, reason)
-        self.update(phase=changed.target.value)
+        if transition not in (Transition.CALL, Transition.DONE):  # these are not recorded: the agent knows them
+            self.update(phase=changed.target.value)
         self._on_change(self, changed)
+
+    def touch(self, now: float) -> None:
+        """It is used now."""
+        self.used_at = now
+        self.dirty = True
+
+    def current(self) -> SessionRecord:
+        """The record as it is to be saved."""
+        return dataclasses.replace(self.record, last_used_at=max(self.used_at, self.record.last_used_at))
 
     def update(self, **fields: object) -> None:
         """Changes the record in memory; `dirty` until it was saved."""
@@ -112,7 +128,7 @@ class Session:
 
     def info(self, usage: Usage | None = None) -> SessionInfo:
         return SessionInfo(
-            record=self.record,
+            record=self.current(),
             phase=self.phase,
             attached=len(self.attached),
             waiting=len(self.queue),

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from mcp.server.lowlevel.server import Server
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -44,12 +45,9 @@ class HostApp:
             name: create_server([namespace], name=name, instructions=namespace.instructions)
             for name, namespace in services.namespaces.items()
         }
-        everything = create_server(
-            list(services.namespaces.values()), name="toolhost", instructions=all_instructions(services.namespaces)
-        )
         attach = services.sessions.attach
         self.sse = SseTransport(servers, settings=settings, auth=services.auth, attach=attach)
-        self.http = HttpTransport(everything, servers, settings=settings, auth=services.auth, attach=attach)
+        self.http = HttpTransport(everything(services), servers, settings=settings, auth=services.auth, attach=attach)
         self._web = Starlette(
             routes=_routes(services),
             lifespan=self._lifespan,
@@ -113,6 +111,12 @@ class HostApp:
 def create_app(services: Services) -> HostApp:
     """The application over these services. Its lifespan opens and closes them, unless that was done before."""
     return HostApp(services)
+
+
+def everything(services: Services) -> Server[None]:
+    """The server with the tools of every namespace."""
+    namespaces = services.namespaces
+    return create_server(list(namespaces.values()), name="toolhost", instructions=all_instructions(namespaces))
 
 
 def _allowed_hosts(explicit: tuple[str, ...] | None, *, loopback: bool) -> frozenset[str] | None:

@@ -6,10 +6,13 @@ Above: `app`, commands. Below: all rooms. Nothing else here constructs a backend
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
+
+from filelock import FileLock, Timeout
 
 from sandboxes.backends.base import Backend
 from sandboxes.manager import SessionManager
@@ -29,6 +32,10 @@ from toolhost.telemetry import LogObserver
 from toolhost.tracing import traces
 
 log = logging.getLogger("toolhost.services")
+
+
+class StateDirectoryTaken(ConfigurationError):
+    """Another host holds the state directory."""
 
 
 class Sessions(AllSessions, Protocol):
@@ -57,9 +64,12 @@ class Services:
     _opened: bool = False
 
     async def open(self) -> None:
-        """Raises SandboxError when nothing isolates, the environment is missing, or the ledger cannot be used."""
+        """Raises SandboxError when nothing isolates, the environment is missing, or the ledger cannot be used;
+        ConfigurationError when another host has this state directory."""
         if self._opened:
             return
+        if self.backend is not None:
+            self._stack.enter_context(only_host(self.settings.state_dir))
         await self.sessions.open()
         self._stack.push_async_callback(self.sessions.close)
         self._opened = True
@@ -94,6 +104,27 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     )
     metrics.watch(lambda: manager.counts)
     return Services(settings, manager, namespaces, auth, metrics, backend)
+
+
+@contextmanager
+def only_host(state_dir: Path) -> Iterator[None]:
+    """Holds a state directory. Two hosts on one would each take the other's sandboxes for orphans.
+
+    The lock goes with the process, however it ends. Raises StateDirectoryTaken, ConfigurationError.
+    """
+    lock = FileLock(state_dir / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StateDirectoryTaken(
+            f"another host runs on the state directory {state_dir}; stop it, or give this one another --state-dir"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"state directory {state_dir} cannot be used: {error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def isolation(backend: Backend) -> str:

@@ -6,12 +6,15 @@ as long as it is remembered that it was forgotten.
 
 from __future__ import annotations
 
+from . import wire
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .run import Run
 
 # Results that no ledger has confirmed: the host must fetch them before it may ask for more.
 MAX_KEPT = 512
+MAX_KEPT_BYTES = 64 << 20
 _MAX_FORGOTTEN = 4096
 
 
@@ -21,6 +24,7 @@ class Attempts:
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
         self._results: dict[str, dict[str, object]] = {}
+        self._sizes: dict[str, int] = {}
         self._forgotten: dict[str, None] = {}
 
     def find(self, attempt: str) -> Run | None:
@@ -35,7 +39,7 @@ class Attempts:
 
     @property
     def full(self) -> bool:
-        return len(self._runs) >= MAX_KEPT
+        return len(self._runs) >= MAX_KEPT or sum(self._sizes.values()) >= MAX_KEPT_BYTES
 
     @property
     def kept(self) -> list[str]:
@@ -47,12 +51,13 @@ class Attempts:
 
     def finish(self, run: Run, result: dict[str, object]) -> None:
         self._results[run.attempt] = result
+        self._sizes[run.attempt] = len(wire.encode(result))
 
     def acknowledge(self, attempt: str) -> None:
         """Forgets a result; of what has not ended there is nothing to forget."""
         if self._results.pop(attempt, None) is None:
             return
-        del self._runs[attempt]
+        del self._runs[attempt], self._sizes[attempt]
         self._forgotten[attempt] = None
         if len(self._forgotten) > _MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from .config import Config
+    from .connections import Connection
     from .loop import Loop
     from .run import Run
     from .spawn import Spawner
 
     class Waiter(Protocol):
         """Who asked for an attempt: one request on one connection."""
+
+        connection: Connection
 
         def send(self, frame: dict[str, object]) -> None: ...
 
@@ -120,10 +123,10 @@ class Executions:
             waiter.send({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
         self._waiters.setdefault(run.attempt, []).append(waiter)
 
-    def leave(self, waiters: list[Waiter]) -> None:
+    def leave(self, connection: Connection) -> None:
         """A connection has ended: nobody listens there any more. What runs goes on."""
         for attempt in list(self._waiters):
-            left = [waiter for waiter in self._waiters[attempt] if waiter not in waiters]
+            left = [waiter for waiter in self._waiters[attempt] if waiter.connection is not connection]
             if left:
                 self._waiters[attempt] = left
             else:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KILL = signal.SIGKILL
 # How often the table is read and everything found in it killed before the whole sandbox's user code goes.
 _ROUNDS = 30
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Process:
@@ -63,6 +64,11 @@ def _below(processes: dict[int, Process], below: set[int]) -> set[int]:
         if not more:
             return below
         below = below | more
+
+
+def tick() -> int:
+    """Now, as the kernel dates processes."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
 def send(pid: int, number: int) -> None:
@@ -117,6 +123,21 @@ class Ender:
         self.end_all()
         return False
 
+    def end_since(self, tick: int, keep_roots: Iterable[int], survivor: int) -> None:
+        """Kills what an execution started, at or after `tick`, while `survivor`, which ran it, lives on: neither
+        what descends from `keep_roots` nor what was adopted. What forks too fast to be outrun takes all with it."""
+        keep_roots = set(keep_roots)
+        for attempt in range(_ROUNDS):
+            processes = self._doomed(keep_roots)
+            doomed = [pid for pid, process in processes.items() if process.started >= tick and pid != survivor]
+            if not doomed:
+                return
+            for pid in doomed:
+                send(pid, signal.SIGSTOP if attempt == 0 and len(doomed) > 1 else KILL)
+            if attempt > 1:
+                time.sleep(0.001)
+        self.end_all()
+
     def end_below(self, roots: Iterable[int]) -> None:
         """Kills `roots`, all their descendants and the members of their sessions."""
         roots = set(roots)
@@ -147,7 +168,7 @@ class Ender:
         else:
             self.end_below(pid for pid, process in table().items() if process.parent == self._agent)
 
-    def _doomed(self, keep_roots: set[int]) -> set[int]:
+    def _doomed(self, keep_roots: set[int]) -> dict[int, Process]:
         processes = table()
         self._adopted = {
             pid: started
@@ -156,8 +177,9 @@ class Ender:
         }
         kept = descendants(processes, keep_roots | self._adopted.keys()) | {self._agent}
         if self._first:
-            return processes.keys() - kept
-        return (_below(processes, {self._agent}) & processes.keys()) - kept
+            return {pid: process for pid, process in processes.items() if pid not in kept}
+        below = _below(processes, {self._agent})
+        return {pid: process for pid, process in processes.items() if pid in below and pid not in kept}
 
 
 def _ignores_interrupt(pid: int) -> bool:

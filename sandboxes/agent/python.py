@@ -6,6 +6,7 @@ Above: `executions`, `supervisor`. Below: `python_process`, `processes`.
 from __future__ import annotations
 
 from .memory import MemoryWatch
+from .processes import tick
 from .python_process import Interpreter
 from .run import images
 from .signals import signal
@@ -39,6 +40,7 @@ class Python:
         executions: Executions,
         launcher: str,
         end_rest: Callable[[], None],
+        end_since: Callable[[int, int], None],
     ) -> None:
         self._config = config
         self._loop = loop
@@ -47,6 +49,8 @@ class Python:
         self._executions = executions
         self._launcher = launcher
         self._end_rest = end_rest
+        self._end_since = end_since
+        self._began = 0
         self._interpreter: Interpreter | None = None
         self._start_timer: Timer | None = None
         self._starting_output = b""
@@ -167,6 +171,7 @@ class Python:
             return
         self._interpreter.output.drain()  # of earlier cells' threads and children: background
         self._memory.note()
+        self._began = tick()
         self._executions.began(run)
         code = run.call.get("code")
         outputs = f"{self._config.data}/.outputs"
@@ -211,6 +216,8 @@ class Python:
         if frame.get("n") != run.sequence or outcome is None:
             interpreter.fail()
             return
+        if run.why is not None:
+            self._end_since(self._began, interpreter.pid)
         interpreter.output.drain()
         self._run = None
         value, error = frame.get("value"), frame.get("error")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .config import Config
     from .connections import Connections
-    from .executions import Executions, Waiter
+    from .executions import Executions
     from .python import Python
     from .transfers import Transfers
 
@@ -71,7 +71,6 @@ class Requests:
         self._stop = stop
         self.connections: Connections | None = None
         self._claim: tuple[str, str] | None = None
-        self._waiting: dict[Connection, list[Waiter]] = {}
         self._born = time.time()
         self._calls: dict[str, Callable[[Connection, object, dict[str, object]], None]] = {
             "ping": self._ping,
@@ -106,7 +105,7 @@ class Requests:
             self._error(connection, ident, error.code, str(error))
 
     def closed(self, connection: Connection) -> None:
-        self._executions.leave(self._waiting.pop(connection, []))
+        self._executions.leave(connection)
         self._transfers.leave(connection)
 
     # --- one method a request
@@ -164,13 +163,13 @@ class Requests:
         if known is not None:
             if known.digest != run.digest:
                 raise Refused("conflict", "this attempt id was used for something else")
-            self._executions.join(known, self._waiter(connection, ident))
+            self._executions.join(known, Waiting(connection, ident))
         elif attempts.forgotten(run.attempt):
             raise Refused("unknown", "this attempt's result was acknowledged and forgotten")
         elif self._executions.full:
             raise Refused("busy", "too many executions wait, or too many results were not acknowledged")
         else:
-            self._executions.submit(run, self._waiter(connection, ident))
+            self._executions.submit(run, Waiting(connection, ident))
 
     def _read_run(self, frame: dict[str, object]) -> Run:
         kind = frame.get("kind")
@@ -207,7 +206,7 @@ class Requests:
         )
 
     def _attach(self, connection: Connection, ident: object, frame: dict[str, object]) -> None:
-        self._executions.join(self._known(frame), self._waiter(connection, ident))
+        self._executions.join(self._known(frame), Waiting(connection, ident))
 
     def _cancel(self, connection: Connection, ident: object, frame: dict[str, object]) -> None:
         why = frame.get("why", "cancel")
@@ -259,12 +258,6 @@ class Requests:
         if run is None:
             raise Refused("unknown", "no such attempt, or it was acknowledged and forgotten")
         return run
-
-    def _waiter(self, connection: Connection, ident: object) -> Waiting:
-        waiter = Waiting(connection, ident)
-        waiters = self._waiting.setdefault(connection, [])
-        waiters.append(waiter)
-        return waiter
 
     @staticmethod
     def _error(connection: Connection, ident: object, code: str, message: str) -> None:

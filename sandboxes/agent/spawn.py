@@ -5,6 +5,7 @@ Above: `python_process`, `shells`, `workers`. Below: fork(2). The agent has one 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import time
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .config import Config
 
 _NICENESS = 5  # the control channel answers first, whatever user code does with the cpu
-_FORK_TRIES = 20
+_FORK_TRIES = 10
 # Python ignores these, and an ignored signal stays ignored after exec.
 _DEFAULTS = (
     signal.SIGINT,
@@ -42,7 +43,8 @@ class SpawnError(Exception):
 
 
 class Spawner:
-    """Knows who user code is and what it may use. `relieve`: makes room when no process can be started."""
+    """Knows who user code is and what it may use. `relieve`: makes room when no program can be started;
+    a worker, which a call can do without, gives up instead."""
 
     def __init__(self, config: Config, relieve: Callable[[], None]) -> None:
         self._config = config
@@ -62,7 +64,7 @@ class Spawner:
         pid once the new program runs. Raises SpawnError."""
         failed_in, failed_out = os.pipe()
         try:
-            pid = self._fork()
+            pid = self._fork(self._relieve)
             if pid == 0:
                 self._become(command, descriptors, environment, directory, failed_out)
             os.close(failed_out)
@@ -86,7 +88,8 @@ class Spawner:
         if pid == 0:
             status = 1
             try:
-                self._enter(descriptors, ())
+                self._enter(descriptors)
+                self._lower()
                 os.chdir("/")
                 work()
                 status = 0
@@ -94,15 +97,16 @@ class Spawner:
                 os._exit(status)
         return pid
 
-    def _fork(self) -> int:
+    @staticmethod
+    def _fork(relieve: Callable[[], None] | None = None) -> int:
         for attempt in range(_FORK_TRIES):
             try:
                 return os.fork()
             except OSError as error:
                 if attempt + 1 == _FORK_TRIES:
                     raise SpawnError(error.errno or 11, "no process can be started") from None
-                if attempt == 1:
-                    self._relieve()
+                if attempt == 1 and relieve is not None:
+                    relieve()
                 time.sleep(0.005)
         raise AssertionError
 
@@ -116,7 +120,8 @@ class Spawner:
     ) -> NoReturn:
         what = "the sandbox refuses the user's limits"
         try:
-            failed = self._enter(descriptors, (failed,))[0]
+            failed = self._enter(descriptors, failed)
+            self._lower()
             what = f"cannot enter {directory}"
             os.chdir(directory)
             what = f"cannot execute {command[0][:100]}"
@@ -128,15 +133,14 @@ class Spawner:
         finally:
             os._exit(127)
 
-    def _enter(self, descriptors: Sequence[int], spare: Sequence[int]) -> list[int]:
-        """In the child: everything between fork and the work. Returns where `spare` descriptors are now."""
+    @staticmethod
+    def _enter(descriptors: Sequence[int], spare: int | None = None) -> int:
+        """In the child, first: leaves everything of the agent behind. Returns the number that `spare` has now."""
         signal.set_wakeup_fd(-1)
         for number in _DEFAULTS:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        spare = _rearrange(descriptors, spare)
-        self._lower()
-        return spare
+        return _rearrange(descriptors, spare)
 
     def _lower(self) -> None:
         config = self._config
@@ -154,20 +158,14 @@ class Spawner:
             os.setresuid(config.uid, config.uid, config.uid)
 
 
-def _rearrange(descriptors: Sequence[int], spare: Sequence[int]) -> list[int]:
-    import fcntl
-
-    above = len(descriptors) + len(spare) + 3
-    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in descriptors]
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in spare]
+def _rearrange(descriptors: Sequence[int], spare: int | None) -> int:
+    """`descriptors` become 0, 1, 2, ...; `spare` the next, closed on exec; everything else is closed."""
+    wanted = [*descriptors] if spare is None else [*descriptors, spare]
+    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(wanted)) for fd in wanted]
     for number, fd in enumerate(held):
-        os.dup2(fd, number, inheritable=True)
-    spare = []
-    for offset, fd in enumerate(kept):
-        os.dup2(fd, len(held) + offset, inheritable=False)
-        spare.append(len(held) + offset)
-    os.closerange(len(held) + len(kept), 1 << 20)
-    return spare
+        os.dup2(fd, number, inheritable=number < len(descriptors))
+    os.closerange(len(wanted), 1 << 20)
+    return len(descriptors)
 
 
 def _rlimits(config: Config) -> list[tuple[int, int]]:

@@ -73,7 +73,14 @@ class Supervisor:
         self._changes = Changes(config, self._loop, spawner, self._children)
         executions = Executions(config, self._loop, spawner, self._changes)
         self._python = Python(
-            config, self._loop, spawner, self._children, executions, launcher, self._end_interpreters_rest
+            config,
+            self._loop,
+            spawner,
+            self._children,
+            executions,
+            launcher,
+            self._end_interpreters_rest,
+            self._end_started,
         )
         self._executions = executions
         executions.performers["python"] = self._python
@@ -141,6 +148,10 @@ class Supervisor:
         """The interpreter has died: what it had started goes too, whatever session or parent that has by now."""
         if not self._ender.end_all_but([*self._workers(), *self._shells.pids]):
             self._executions.note_all_ended()
+
+    def _end_started(self, since: int, survivor: int) -> None:
+        """An execution was stopped and its interpreter survived: what it had started does not."""
+        self._ender.end_since(since, [*self._workers(), *self._shells.pids], survivor)
 
     def _disk_full(self, used: int) -> None:
         limit = self._config.disk_bytes or 0

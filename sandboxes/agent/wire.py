@@ -24,6 +24,12 @@ host is gone. An execution belongs to no connection: it goes on when its connect
 until `ack`. Output is sent as it appears to every connection that waits for the attempt, best effort: a slow reader
 misses output frames (never a result), and the result has the whole text up to its cap.
 
+`hello` is {v, nonce} and may come again on the attach stream, where a new host takes over from one that went away:
+the agent then drops what it had not sent, ends it with an empty line, and answers. Empty lines mean nothing, in both
+directions. `claim.epoch` numbers the interpreter that runs now, `claim.sequence` is the last number that was used.
+`exec` of an attempt that was acknowledged is the error `unknown`: it does not run again. `restart` is answered when the
+new interpreter has been started. A connection that says nothing for 10 s before its `hello` is closed.
+
 Fields of the replies (all required unless `?`; `null` where a value does not apply):
 
     hello     v, sandbox, python, state ("starting" | "idle" | "running"), claim ({ticket, session} | null), epoch,
@@ -37,8 +43,9 @@ Fields of the replies (all required unless `?`; `null` where a value does not ap
     error     code (of ERRORS), message (for people, at most 500 characters)
     data      piece (base64)
     ok        to `restart`: epoch; to `status`: status {state, epoch, sequence, running, waiting (int), uptime_s};
-              to `files`: list: files [{path, size, modified, kind ("file" | "directory" | "link" | "other")}],
-              get: size (after its data), put: size (so far)
+              to `files`: list: files [{path, size, modified, kind ("file" | "directory" | "link" | "other")}]
+              (recursive, absolute paths; hidden directories are named, not entered) and complete (bool: false when
+              there are more), get and tar: size (after its data), put: size (so far)
 
 Requests in full: exec {attempt, digest, kind ("python" | "shell"), call (the call's arguments() of sandboxes.spec),
 timeout (s), cap (characters), queued (time the caller asked)}; cancel {attempt, why ("cancel" | "operator")};
@@ -136,7 +143,9 @@ def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
         try:
             value, end = scan(text, 0)
         except StopIteration:
-            raise ValueError("empty") from None
+            raise ValueError("not a value") from None
+        except SystemError:  # the scanner's way to fail where json.decoder, which has its exception, is not imported
+            raise ValueError("not JSON") from None
         if end != len(text):
             raise ValueError("more than one value")
         return value

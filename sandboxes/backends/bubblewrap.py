@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import sandboxes.agent
-from sandboxes.backends import bwrap_binary, cgroups, unix_channel
+from sandboxes.backends import bwrap_binary, cgroups, seccomp, unix_channel
+from sandboxes.backends.agent_copy import make_agent
 from sandboxes.backends.base import Backend, Channel, Problem, Status
 from sandboxes.backends.bwrap_process import Cancel, Cancelled, Patience
-from sandboxes.backends.bwrap_sandboxes import NAME, SOCKET, Rights, Sandboxes, Settings, exhaustion
+from sandboxes.backends.bwrap_sandboxes import NAME, SOCKET, Rights, Sandboxes, exhaustion
 from sandboxes.backends.bwrap_system import make_etc
+from sandboxes.backends.bwrap_view import AGENT, Settings, View
 from sandboxes.backends.owner_files import OwnerFiles
 from sandboxes.backends.stage import Stage
 from sandboxes.backends.uids import UidRange, Uids
@@ -83,6 +85,8 @@ class BubblewrapBackend(Backend):
         self._run_directory = run_directory
         self._sandboxes: Sandboxes | None = None
         self._launchers = ThreadPoolExecutor(LAUNCHERS, thread_name_prefix="bubblewrap-launch")
+        # Apart, so that looking waits neither for many starts nor for the removal of many files.
+        self._enders = ThreadPoolExecutor(4, thread_name_prefix="bubblewrap-end")
         self._callers = ThreadPoolExecutor(4, thread_name_prefix="bubblewrap-call")
         self._keys: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._watched: dict[int, subprocess.Popen[bytes]] = {}
@@ -102,7 +106,7 @@ class BubblewrapBackend(Backend):
             if outer.poll() is None:
                 outer.returncode = 0
         self._watched.clear()
-        for executor in (self._launchers, self._callers):
+        for executor in (self._launchers, self._enders, self._callers):
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def probe(self) -> Sequence[Problem]:
@@ -120,10 +124,12 @@ class BubblewrapBackend(Backend):
             found.add("memory-limit-per-process")
         if "cpu" in missing:
             found.add("cpu-limit-none")
-        if "pids" in missing and not opened.process_limits:
+        if "pids" in missing and not opened.view.process_limits:
             found.add("process-limit-none")
         if opened.rights is None:
             found.add("uid-shared")
+        if opened.settings.seccomp is None:
+            found.add("syscall-filter-none")
         return frozenset(found)
 
     async def launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:
@@ -149,15 +155,10 @@ class BubblewrapBackend(Backend):
 
     async def destroy(self, handle: Handle, *, keep_workspace: bool = False) -> None:
         opened = self._opened_sandboxes()
-
-        def destroy() -> None:
-            with exhaustion():
-                opened.destroy(handle, keep_workspace=keep_workspace)
-
-        await self._call(self._callers, DESTROY_S, destroy)
+        await self._call(self._enders, DESTROY_S, opened.destroy, handle, keep_workspace=keep_workspace)
 
     async def remove_workspace(self, workspace: str) -> None:
-        await self._call(self._callers, DESTROY_S, self._opened_sandboxes().remove_workspace, workspace)
+        await self._call(self._enders, DESTROY_S, self._opened_sandboxes().remove_workspace, workspace)
 
     async def list_owned(self) -> Sequence[Handle]:
         return await self._call(self._callers, CALL_S, self._opened_sandboxes().list_owned)
@@ -221,7 +222,8 @@ class BubblewrapBackend(Backend):
                 owner=self._owner,
                 root=self._root,
                 environment=environment,
-                agent=self._agent,
+                agent=make_agent(self._root, self._agent, AGENT, environment.python_version),
+                seccomp=seccomp.program(),
                 etc=make_etc(self._root),
                 timeout_s=timeout_s,
                 grace_s=grace_s,
@@ -241,7 +243,9 @@ class BubblewrapBackend(Backend):
                 if binary.tree is not None:
                     path = rights.stage.path("bubblewrap") / binary.path.relative_to(binary.tree)
             counted = rights is not None or _kernel() >= COUNTED_PER_NAMESPACE
-            opened = Sandboxes(settings, path, rights, counted, files, workspaces)
+            stage, grouped = (rights.stage, rights.groups.memory is not None) if rights is not None else (None, False)
+            view = View(settings, stage, memory_group=grouped, process_limits=counted)
+            opened = Sandboxes(settings, view, path, rights, files, workspaces)
             try:
                 opened.check_isolation(PROBE_S)
             except EngineUnavailable as error:

@@ -28,7 +28,7 @@ class Binary:
 def find() -> list[Binary]:
     """Every bubblewrap here, the system's first: it is the one that the system's security policy knows."""
     found: list[Binary] = []
-    system = shutil.which("bwrap")
+    system = _system()
     if system is not None:
         found.append(Binary(Path(system).resolve()))
     spec = importlib.util.find_spec(PACKAGE)
@@ -37,6 +37,10 @@ def find() -> list[Binary]:
         if path.is_file():
             found.append(Binary(path.resolve(), tree=Path(place).resolve().parent))
     return found
+
+
+def _system() -> str | None:
+    return shutil.which("bwrap")
 
 
 def advice(said: str, proc: Path = Path("/proc")) -> str:

@@ -178,13 +178,15 @@ def start(
     """
     with _pipe() as info, _pipe() as gate:
         outer = subprocess.Popen(
-            [*program, "--info-fd", str(info[1]), "--block-fd", str(gate[0]), *arguments],
+            # It also holds the reading end of its own pipe: were the host to die now, a broken pipe would end it before
+            # it has told its child to go on, and the child would wait for ever.
+            [*program, *("--info-fd", str(info[1]), "--sync-fd", str(info[0]), "--block-fd", str(gate[0])), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env={},
             cwd="/",
-            pass_fds=(info[1], gate[0], *fds),
+            pass_fds=(*info, gate[0], *fds),
             start_new_session=True,
         )
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import secrets
 import socket
@@ -21,34 +20,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from sandboxes.backends import bwrap_process, cgroups, proc_tree, unix_channel
 from sandboxes.backends.base import Life, Status
-from sandboxes.backends.bwrap_process import NAMESPACES, REMOVER, Patience
-from sandboxes.backends.bwrap_system import etc_arguments, system_arguments
+from sandboxes.backends.bwrap_process import REMOVER, Patience
+from sandboxes.backends.bwrap_system import system_arguments
+from sandboxes.backends.bwrap_view import DATA, Settings, View
 from sandboxes.backends.owner_files import OwnerFiles, Record
 from sandboxes.backends.pidfd import Process
 from sandboxes.backends.stage import Stage
 from sandboxes.backends.uids import UidRange, Uids
 from sandboxes.backends.workspaces import Workspaces
-from sandboxes.environment import Environment, Mount
 from sandboxes.errors import BackendError, EngineUnavailable, EnvironmentMissing, NoCapacity, StateLost
-from sandboxes.owner import Owner
 from sandboxes.spec import Handle, Limits, SandboxSpec, Usage
 
 NAME = "bubblewrap"
 SOCKET = "channel"
 LOG = "agent.log"
-DATA = "/mnt/data"
-AGENT = "/opt/toolhost/agent"
-AGENT_MAIN = "toolhost_agent.py"
-# User code's environment, beside PATH, where the spec does not say otherwise.
-VARIABLES = {
-    "HOME": DATA,
-    "TMPDIR": "/tmp",
-    "LANG": "C.UTF-8",
-    "USER": "user",
-}
 # Says whether it is PID 1 of a namespace of its own, and which network interfaces there are.
 PROBE = ("/bin/sh", "-c", "echo $$; cat /proc/net/dev")
 LOCK_S = 30.0
@@ -66,32 +55,14 @@ class Rights:
     stage: Stage
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the backend was made with. Times are seconds."""
-
-    owner: Owner
-    root: Path
-    environment: Environment
-    agent: Path
-    etc: Path
-    timeout_s: float
-    grace_s: float
-    fence_s: float | None
-
-    def mounts(self) -> dict[str, Mount]:
-        """The environment's, by names that are also those on the stage."""
-        return {f"environment-{number}": mount for number, mount in enumerate(self.environment.mounts)}
-
-
 @dataclass(slots=True)
 class Sandboxes:
     """The sandboxes below one state directory. `rights` is None for an ordinary user."""
 
     settings: Settings
+    view: View
     binary: Path
     rights: Rights | None
-    process_limits: bool
     files: OwnerFiles
     workspaces: Workspaces
     outers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -102,7 +73,7 @@ class Sandboxes:
         if self.rights is not None:
             self.rights.stage.enter()
         uid = self.rights.uid_range.first if self.rights is not None else os.geteuid()
-        arguments = [*self._view(Limits()), "--remount-ro", "/", "--", *PROBE]
+        arguments = [*self.view.arguments(Limits()), "--remount-ro", "/", "--", *PROBE]
         said = bwrap_process.run([*self._program(uid, Limits()), *arguments], timeout_s)
         pid, *lines = said.splitlines() or [""]
         interfaces = {line.partition(":")[0].strip() for line in lines if ":" in line}
@@ -116,6 +87,7 @@ class Sandboxes:
         with exhaustion(), self.files.locked(key, LOCK_S):
             known = self.files.read(key)
             if known is not None:
+                self._check_owner(known)
                 if known.running():
                     return known.handle, False
                 self._remove(known, keep_workspace=True)
@@ -165,16 +137,8 @@ class Sandboxes:
         directory = self.files.directory(record.handle.key)
         ours, theirs = socket.socketpair()
         with ours, theirs, unix_channel.listening(directory, SOCKET) as listener, (directory / LOG).open("ab") as log:
-            configuration = self._configuration(record, spec, listener.fileno())
-            command = ["--remount-ro", "/", "--chdir", DATA, "--", *self._command(), f"fd:{theirs.fileno()}"]
-            with self._shown(self.workspaces.data(record.handle.workspace)) as data:
-                held = bwrap_process.start(
-                    self._program(record.uid, spec.limits),
-                    [*self._view(spec.limits), "--bind", str(data), DATA, *command],
-                    fds=(theirs.fileno(), listener.fileno()),
-                    log=log,
-                    patience=patience,
-                )
+            configuration = self.view.configuration(record.handle.sandbox_id, spec, listener.fileno())
+            held = self._hold(record, spec.limits, (theirs.fileno(), listener.fileno()), log, patience)
             try:
                 theirs.close()
                 listener.close()
@@ -183,6 +147,7 @@ class Sandboxes:
                 bwrap_process.deliver(configuration, ours, patience)
                 if not record.running():
                     raise ProcessLookupError
+                patience.cancel.check()
             except BaseException as error:
                 held.abandon()
                 if isinstance(error, ProcessLookupError):  # at whatever step: it has ended by itself
@@ -192,13 +157,44 @@ class Sandboxes:
             self.outers[record.handle.sandbox_id] = held.outer
         return record
 
+    def _hold(
+        self, record: Record, limits: Limits, fds: tuple[int, int], log: IO[bytes], patience: Patience
+    ) -> bwrap_process.Bubblewrap:
+        """Starts bubblewrap up to where the agent would begin. `fds`: of the configuration, and of the listener."""
+        command = ["--remount-ro", "/", "--chdir", DATA, "--", *self.view.command(), f"fd:{fds[0]}"]
+        with self._filter() as filters, self._shown(self.workspaces.data(record.handle.workspace)) as data:
+            arguments = [*self.view.arguments(limits), "--bind", str(data), DATA]
+            if filters is not None:
+                arguments += ["--seccomp", str(filters)]
+            return bwrap_process.start(
+                self._program(record.uid, limits),
+                [*arguments, *command],
+                fds=fds if filters is None else (*fds, filters),
+                log=log,
+                patience=patience,
+            )
+
+    @contextlib.contextmanager
+    def _filter(self) -> Iterator[int | None]:
+        """A descriptor from which bubblewrap reads the system call filter."""
+        if self.settings.seccomp is None:
+            yield None
+            return
+        descriptor = os.memfd_create("filter", os.MFD_CLOEXEC)
+        try:
+            os.write(descriptor, self.settings.seccomp)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
     def _admit(self, record: Record, init: Process, limits: Limits) -> Record:
         """Binds the held back PID 1: control group, limits, uid, record. Only then may it run."""
         record = record.started(init)
         if (group := self._group(record)) is not None:
             group.add(init.pid)
         if self.rights is None:
-            bwrap_process.limit(init.pid, limits, processes=self.process_limits)
+            bwrap_process.limit(init.pid, limits, processes=self.view.process_limits)
         else:
             self.rights.uids.hold(record.uid, record.handle.sandbox_id, init)
         self.files.write(record)
@@ -213,57 +209,6 @@ class Sandboxes:
             return [str(self.binary)]
         # Before the uid is changed: a root host in a container may lack the right to limit another uid's processes.
         return [*bwrap_process.limit_arguments(limits), *bwrap_process.identity_arguments(uid), str(self.binary)]
-
-    def _view(self, limits: Limits) -> list[str]:
-        """Everything a sandbox sees, but its workspace."""
-        settings = self.settings
-        arguments = [*NAMESPACES, *system_arguments(), *etc_arguments(self._reach("etc", settings.etc))]
-        arguments += ["--proc", "/proc", "--dev", "/dev"]
-        arguments += ["--perms", "1777", "--size", str(limits.shm_bytes), "--tmpfs", "/dev/shm"]
-        arguments += ["--remount-ro", "/dev"]
-        arguments += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]
-        for directory in settings.environment.directories:
-            arguments += ["--perms", "0755", "--dir", str(directory)]
-        for name, mount in settings.mounts().items():
-            arguments += ["--ro-bind", str(self._reach(name, mount.source)), str(mount.target)]
-        return [*arguments, "--ro-bind", str(self._reach("agent", settings.agent)), AGENT]
-
-    def _reach(self, name: str, source: Path) -> Path:
-        return source if self.rights is None else self.rights.stage.path(name)
-
-    def _command(self) -> list[str]:
-        return [str(self.settings.environment.python), "-I", "-B", "-S", f"{AGENT}/{AGENT_MAIN}"]
-
-    def _configuration(self, record: Record, spec: SandboxSpec, listener: int) -> bytes:
-        """The agent's configuration (see the end of `agent.wire`)."""
-        settings, limits = self.settings, spec.limits
-        bounded = self.rights is not None and self.rights.groups.memory is not None
-        return json.dumps(
-            {
-                "sandbox": record.handle.sandbox_id,
-                "owner": record.owner,
-                "nonce": settings.owner.nonce(record.handle.sandbox_id),
-                "channel": {"kind": "listen_fd", "fd": listener},
-                "peer_check": True,
-                "data": DATA,
-                "python": [str(settings.environment.python)],
-                "site": [],
-                "uid": None,
-                "gid": None,
-                "environment": {**VARIABLES, "PATH": settings.environment.search_path, **spec.environment},
-                "preimports": list(spec.preimports),
-                "limits": {
-                    "memory_bytes": limits.memory_bytes,
-                    "memory_rlimit": not bounded,
-                    "disk_bytes": limits.disk_bytes,
-                    "processes": limits.processes if self.process_limits else None,
-                    "open_files": limits.open_files,
-                },
-                "timeout_s": settings.timeout_s,
-                "grace_s": settings.grace_s,
-                "fence_s": settings.fence_s,
-            }
-        ).encode()
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -310,11 +255,7 @@ class Sandboxes:
 
     def list_owned(self) -> list[Handle]:
         """What another thread or process is just starting is not listed: it is that one's to remove."""
-        return [
-            record.handle
-            for record in self.files.all()
-            if self._ours(record) and (record.init is not None or not record.launcher.alive())
-        ]
+        return [record.handle for record in self.files.all() if self._ours(record) and not record.starting()]
 
     def _record(self, handle: Handle) -> Record | None:
         record = self.files.read(handle.key)
@@ -328,20 +269,30 @@ class Sandboxes:
     # --- removing ------------------------------------------------------------------------------------------------
 
     def destroy(self, handle: Handle, *, keep_workspace: bool) -> None:
-        with self.files.locked(handle.key, LOCK_S):
+        with exhaustion(), self.files.locked(handle.key, LOCK_S):
             record = self.files.read(handle.key)
             if record is not None and record.handle.sandbox_id == handle.sandbox_id:
-                if not self._ours(record):
-                    raise BackendError("this sandbox belongs to another host", sandbox=handle.sandbox_id)
+                self._check_owner(record)
                 self._remove(record, keep_workspace=keep_workspace)
                 return
-        if not keep_workspace:
-            self.remove_workspace(handle.workspace)
+        if not keep_workspace and not self._in_use(handle.workspace):
+            self._discard(handle.workspace)
 
     def remove_workspace(self, workspace: str) -> None:
-        if any(record.handle.workspace == workspace and record.running() for record in self.files.all()):
-            raise BackendError(f"workspace {workspace} is in use by a running sandbox; destroy that first")
-        self._discard(workspace)
+        with exhaustion():
+            if self._in_use(workspace):
+                raise BackendError(f"workspace {workspace} is in use by a running sandbox; destroy that first")
+            self._discard(workspace)
+
+    def _in_use(self, workspace: str) -> bool:
+        return any(
+            record.handle.workspace == workspace and (record.running() or record.starting())
+            for record in self.files.all()
+        )
+
+    def _check_owner(self, record: Record) -> None:
+        if not self._ours(record):
+            raise BackendError("this sandbox belongs to another host", sandbox=record.handle.sandbox_id)
 
     def sweep(self) -> None:
         """Removes what an interrupted launch or removal has left and no record names. Raises OSError."""
@@ -352,6 +303,7 @@ class Sandboxes:
                         self.files.remove(path.name)
         for path in self.workspaces.discarded():
             self._empty(path)
+        self.files.sweep_locks()
 
     def _remove(self, record: Record, *, keep_workspace: bool) -> None:
         """Ends it and unmakes everything, the record last. Raises EngineUnavailable, OSError."""

@@ -61,10 +61,10 @@ def make_etc(root: Path, source: Path = Path("/etc")) -> Path:
         digest.update(f"{path.relative_to(aside)}\0".encode())
         digest.update(b"" if directory else path.read_bytes())
     made = root / f"etc-{digest.hexdigest()[:16]}"
-    if made.exists():
-        shutil.rmtree(aside)
-    else:
+    try:
         aside.rename(made)
+    except OSError:  # it is there
+        shutil.rmtree(aside)
     return made
 
 

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from sandboxes.spec import Handle
 
 OWNER_FILE = "owner.json"
 LOCK_PAUSE_S = 0.01
+NAME = re.compile(r"[a-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class Record:
 
     def running(self) -> bool:
         return self.init is not None and self.init.alive()
+
+    def starting(self) -> bool:
+        """Some thread or process is still at it."""
+        return self.init is None and self.launcher.alive()
 
     def started(self, init: Process) -> Record:
         """The same with its PID 1, which is also what tells this instance from another."""
@@ -65,6 +71,16 @@ class Record:
             raise ValueError(f"not an owner file: {error}") from None
 
 
+def checked(name: str) -> str:
+    """The same, when it is a key or a workspace's name as the contract has them: it becomes a file name.
+
+    Raises ValueError.
+    """
+    if not NAME.fullmatch(name) or set(name) == {"."}:
+        raise ValueError(f"not 1 to 64 of a-z 0-9 . _ -: {name[:80]!r}")
+    return name
+
+
 class OwnerFiles:
     """The owner files below one directory."""
 
@@ -78,7 +94,7 @@ class OwnerFiles:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def directory(self, key: str) -> Path:
-        return self.sandboxes / key
+        return self.sandboxes / checked(key)
 
     def write(self, record: Record) -> None:
         """Makes the sandbox's directory if need be. Raises OSError."""
@@ -115,10 +131,16 @@ class OwnerFiles:
                 path.unlink(missing_ok=True)
             directory.rmdir()
 
+    def sweep_locks(self) -> None:
+        """Removes those that nobody holds: a host was killed while it did."""
+        for path in self._locks.iterdir():
+            with contextlib.suppress(EngineUnavailable), self.locked(path.name, 0):
+                pass
+
     @contextlib.contextmanager
     def locked(self, name: str, timeout_s: float) -> Iterator[None]:
         """Holds the lock of a key against every thread and process. Raises EngineUnavailable after `timeout_s`."""
-        path = self._locks / name
+        path = self._locks / checked(name)
         descriptor = _lock(path, time.monotonic() + timeout_s)
         try:
             yield

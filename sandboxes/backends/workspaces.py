@@ -12,6 +12,8 @@ import os
 import secrets
 from pathlib import Path
 
+from sandboxes.backends.owner_files import checked
+
 DATA = "data"
 
 
@@ -26,7 +28,7 @@ class Workspaces:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def data(self, name: str) -> Path:
-        return self._workspaces / name / DATA
+        return self._workspaces / checked(name) / DATA
 
     def uid(self, name: str) -> int | None:
         """Who its files belong to; None when it does not exist."""
@@ -58,7 +60,7 @@ class Workspaces:
         """Takes it out of sight at once. The path is what is still to be removed. Raises OSError."""
         aside = self._trash / secrets.token_hex(8)
         try:
-            (self._workspaces / name).rename(aside)
+            self.data(name).parent.rename(aside)
         except FileNotFoundError:
             return None
         return aside

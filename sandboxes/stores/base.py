@@ -104,8 +104,8 @@ class Store(abc.ABC):
         """Records an attempt before it runs. When its id is known in this session, returns the known one instead."""
 
     @abc.abstractmethod
-    async def settle(self, attempt: AttemptRecord) -> None:
-        """Commits an attempt's one outcome (`attempt.outcome`), and registers the attempt where it is not yet.
+    async def settle(self, *attempts: AttemptRecord) -> None:
+        """Commits the one outcome of each attempt (`attempt.outcome`), together, and registers those that are not yet.
 
         The first outcome stays; the same again changes nothing. Raises ValueError without an outcome.
         """

@@ -58,11 +58,14 @@ def read_record(text: str, version: int) -> SessionRecord:
 
 
 def write_outcome(outcome: Outcome) -> str:
-    return json.dumps(codec.write_outcome(outcome))
+    """Without its receipt, which is kept longer."""
+    fields = codec.write_outcome(outcome)
+    del fields["receipt"]
+    return json.dumps(fields)
 
 
-def read_outcome(text: str) -> Outcome:
-    return codec.read_outcome(json.loads(text))
+def read_outcome(text: str, receipt: str) -> Outcome:
+    return codec.read_outcome({**json.loads(text), "receipt": json.loads(receipt)})
 
 
 def write_receipt(receipt: Receipt) -> str:

@@ -51,13 +51,14 @@ class MemoryStore(Store):
     async def register(self, attempt: AttemptRecord) -> AttemptRecord:
         return self._attempts.setdefault((attempt.session, attempt.attempt_id), attempt)
 
-    async def settle(self, attempt: AttemptRecord) -> None:
-        if attempt.outcome is None:
+    async def settle(self, *attempts: AttemptRecord) -> None:
+        if any(attempt.outcome is None for attempt in attempts):
             raise ValueError("an attempt is settled with an outcome")
-        known = self._attempts.setdefault((attempt.session, attempt.attempt_id), attempt)
-        if known.receipt is None:
-            settled = dataclasses.replace(known, outcome=attempt.outcome, receipt=attempt.outcome.receipt)
-            self._attempts[attempt.session, attempt.attempt_id] = settled
+        for attempt in attempts:
+            known = self._attempts.setdefault((attempt.session, attempt.attempt_id), attempt)
+            if known.receipt is None and attempt.outcome is not None:
+                settled = dataclasses.replace(known, outcome=attempt.outcome, receipt=attempt.outcome.receipt)
+                self._attempts[attempt.session, attempt.attempt_id] = settled
 
     async def attempt(self, key: SessionKey, attempt_id: str) -> AttemptRecord | None:
         return self._attempts.get((key, attempt_id))

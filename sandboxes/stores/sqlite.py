@@ -136,10 +136,15 @@ class SqliteStore(Store):
 
         return await self._do(work)
 
-    async def settle(self, attempt: AttemptRecord) -> None:
-        if attempt.outcome is None:
+    async def settle(self, *attempts: AttemptRecord) -> None:
+        if any(attempt.outcome is None for attempt in attempts):
             raise ValueError("an attempt is settled with an outcome")
-        await self._do(lambda connection: _settle(connection, attempt))
+
+        def work(connection: sqlite3.Connection) -> None:
+            for attempt in attempts:
+                _settle(connection, attempt)
+
+        await self._do(work)
 
     async def attempt(self, key: SessionKey, attempt_id: str) -> AttemptRecord | None:
         return await self._do(lambda connection: _attempt(connection, key, attempt_id))
@@ -361,7 +366,7 @@ def _read_attempt(key: SessionKey, row: tuple[str, str, str, float, str | None, 
         digest=digest,
         registered_at=registered,
         receipt=None if receipt is None else codec.read_receipt(receipt),
-        outcome=None if outcome is None else codec.read_outcome(outcome),
+        outcome=None if outcome is None or receipt is None else codec.read_outcome(outcome, receipt),
         pruned=bool(pruned),
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 
 import pytest
 
@@ -20,7 +19,7 @@ from sandboxes.lifecycle import Phase
 from sandboxes.manager import Attachment
 from sandboxes.spec import CauseKind, Ending, Execution, Outcome, PythonCall, Retention, Rung, State
 from sandboxes.stores.base import SessionFilter
-from sandboxes.testing.host import Recorder, SuiteHost, attach, crash, request, text_of
+from sandboxes.testing.host import Recorder, SuiteHost, attach, crash, request, text_of, until
 
 ENDLESS = "while True:\n    pass"
 STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True:\n    pass"
@@ -396,9 +395,7 @@ class BackendSuite:
     async def test_a_pooled_sandbox_serves_a_new_session(self, host: SuiteHost) -> None:
         recorder = Recorder()
         async with host.manager(recorder, pool_size=1) as manager:
-            deadline = time.monotonic() + SOON_S
-            while not manager.counts["pool"] and time.monotonic() < deadline:
-                await asyncio.sleep(0.01)
+            await until(lambda: manager.counts["pool"] == 1)
             assert text_of(await run(attach(manager, "a"), "1 + 1")) == "2"
             assert recorder.starts == ["pool"]
         assert host.leftovers() != []  # a chosen session stays

@@ -93,7 +93,7 @@ class SuiteHost:
 async def crash(manager: SessionManager) -> None:
     """What is left of a manager after `kill -9` of its process: nothing, and it said goodbye to nobody."""
     keeper = manager._keeper
-    tasks = [manager._sweeping, manager._pool._task, *keeper._tasks]
+    tasks = [manager._sweeping, manager._pool._task, keeper._settling, *keeper._tasks]
     tasks += [run.task for session in keeper.sessions.values() for run in session.runs.values()]
     ended = [task for task in tasks if task is not None]
     manager._pool._task = manager._sweeping = None
@@ -109,6 +109,13 @@ async def crash(manager: SessionManager) -> None:
         await sandbox.close()
     await manager._store.close()
     await manager._backend.close()
+
+
+async def until(condition: Callable[[], bool], bound_s: float = 20.0) -> None:
+    """Waits for what no event tells. Raises TimeoutError."""
+    async with asyncio.timeout(bound_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 def request(ident: str, retention: Retention = Retention.CHOSEN, principal: str = "alice") -> SessionRequest:

@@ -27,5 +27,7 @@ def drive(
         check=False,
     )
     reports = [line.removeprefix("REPORT ") for line in done.stdout.splitlines() if line.startswith("REPORT ")]
-    assert done.returncode == 0 and len(reports) == 1, f"{script} in {client}: {done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    assert done.returncode == 0 and len(reports) == 1, (
+        f"{script} in {client}: {done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    )
     return json.loads(reports[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import os
 import shutil
 import subprocess
@@ -102,19 +103,20 @@ def build_vocabulary(directory: Path, python: Path) -> None:
 
 
 def files_text(*paths: Path) -> str:
-    return "\n".join(path.read_text() for path in paths)
+    return "\n".join(path.read_text() for path in paths if path.is_file())
 
 
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
-        pip_environment("mcp-1.12", "mcp==1.12.4"),
+        # The pydantic of its time: it imports a private name that later ones do not have.
+        pip_environment("mcp-1.12", "mcp==1.12.4", "pydantic<2.12"),
         pip_environment("mcp-1", "mcp<2"),
         pip_environment("mcp-2", "mcp>=2.3,<3"),
         Environment(
             "vllm",
             build_vllm,
-            files_text(HERE / "vllm" / "requirements.txt", HERE / "vllm" / "constraints.txt", Path(__file__)),
+            files_text(*sorted((HERE / "vllm").iterdir())) + inspect.getsource(build_vllm),
             needs=("npm",),
         ),
     )

@@ -1,8 +1,12 @@
-"""vLLM's own MCPToolServer and HarmonyContext, without an engine."""
+"""vLLM's own MCPToolServer and HarmonyContext, without an engine.
+
+Importing vLLM takes long, so one process runs the whole script against each form of address and the tests read of it.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,52 +14,61 @@ from tests.clients.drive import drive
 from tests.clients.environments import ENVIRONMENTS
 from tests.support.host import RunningHost
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+KEPT = {"x-toolhost-session": "kept-0123456789abcdefghijklmn"}
+SCRIPT = [
+    {"calls": [["python", "x = 40"], ["python", "x += 2"], ["python", "print(x)"]]},
+    {"calls": [["python", "x"]]},
+    {"calls": [["python", "kept = 7"]], "headers": KEPT},
+    {"calls": [["python", "kept"]], "headers": KEPT},
+    {"calls": [["python", "1/0"], ["python", ""], ["python", '{"code": "6*7"}']]},
+]
 
 
-def drive_vllm(tool_server: str, script: list[dict[str, object]]) -> dict[str, object]:
+@dataclass(frozen=True)
+class Report:
+    namespaces: list[str]
+    prompt: str
+    responses: list[list[str]]
+
+
+@pytest.fixture(scope="module", params=["", "/python"], ids=["bare", "namespace"])
+def report(host: RunningHost, request: pytest.FixtureRequest) -> Report:
     vocabulary = ENVIRONMENTS["vllm"].directory / "vocabulary"
-    report: dict[str, object] = drive(
-        "vllm",
-        "vllm_harmony.py",
-        tool_server,
-        json.dumps(script),
-        environment={"TIKTOKEN_ENCODINGS_BASE": str(vocabulary), "VLLM_LOGGING_LEVEL": "WARNING"},
+    return Report(
+        **drive(
+            "vllm",
+            "vllm_harmony.py",
+            host.address + request.param,
+            json.dumps(SCRIPT),
+            environment={"TIKTOKEN_ENCODINGS_BASE": str(vocabulary), "VLLM_LOGGING_LEVEL": "WARNING"},
+            timeout_s=240,
+        )
     )
-    return report
 
 
-@pytest.mark.parametrize("path", ["", "/python"])
-def test_harmony_context_runs_three_turns_that_share_state(host: RunningHost, path: str) -> None:
-    turns = [["python", "x = 40"], ["python", "x += 2"], ["python", "print(x)"]]
-    report = drive_vllm(host.address + path, [{"calls": turns}, {"calls": [["python", "x"]]}])
-    assert report["namespaces"] == ["python"]
-    one, two = report["responses"]  # type: ignore[misc]
-    assert one[2].strip() == "42"
-    assert "NameError" in two[0], "another response is another session"
+def test_harmony_context_runs_three_turns_that_share_state(report: Report) -> None:
+    assert report.namespaces == ["python"]
+    assert report.responses[0][2].strip() == "42"
 
 
-def test_hidden_tools_are_not_in_the_prompt(host: RunningHost) -> None:
-    prompt = drive_vllm(host.address, [])["prompt"]
-    assert isinstance(prompt, str)
-    assert "cleanup_session" not in prompt
-    assert "## python" in prompt
-    assert "type python" not in prompt
+def test_another_response_is_another_session(report: Report) -> None:
+    assert "NameError" in report.responses[1][0]
 
 
-def test_a_retained_key_keeps_state_across_responses(host: RunningHost) -> None:
-    headers = {"x-toolhost-session": "kept-0123456789abcdefghijklmn"}
-    script: list[dict[str, object]] = [
-        {"calls": [["python", "kept = 7"]], "headers": headers},
-        {"calls": [["python", "kept"]], "headers": headers},
-    ]
-    _, two = drive_vllm(f"{host.address}/python", script)["responses"]  # type: ignore[misc]
-    assert two == ["7"]
+def test_hidden_tools_are_not_in_the_prompt(report: Report) -> None:
+    assert "## python" in report.prompt
+    assert "cleanup_session" not in report.prompt
+    assert "type python" not in report.prompt
 
 
-def test_code_that_raises_does_not_fail_the_response(host: RunningHost) -> None:
-    report = drive_vllm(host.address, [{"calls": [["python", "1/0"], ["python", ""], ["python", '{"code": "6*7"}']]}])
-    (texts,) = report["responses"]  # type: ignore[misc]
-    assert "ZeroDivisionError" in texts[0]
-    assert texts[1].strip()
-    assert texts[2] == "42"
+def test_a_retained_key_keeps_state_across_responses(report: Report) -> None:
+    assert report.responses[3] == ["7"]
+
+
+def test_code_that_raises_does_not_fail_the_response(report: Report) -> None:
+    raised, empty, wrapped = report.responses[4]
+    assert "ZeroDivisionError" in raised
+    assert empty.strip()
+    assert wrapped == "42"

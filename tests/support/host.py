@@ -96,6 +96,15 @@ class RunningHost:
         self.kill()
         return self.start()
 
+    def purge(self) -> None:
+        """Ends the host and all its sandboxes: one that closes everything at its end takes up what is there first."""
+        if self.running():
+            self.kill()
+        self.environment["TOOLHOST_LIFECYCLE__ON_STOP"] = "close"
+        self.start()
+        code = self.terminate()
+        assert code == 0, self.log_text()[-4000:]
+
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
@@ -103,7 +112,12 @@ class RunningHost:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def request(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None,
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
         timeout: float = 60.0,
     ) -> tuple[int, bytes]:
         asked = urllib.request.Request(self.url + path, data=body, headers=dict(headers or {}), method=method)

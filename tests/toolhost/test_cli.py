@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -19,9 +20,14 @@ from toolhost.config import load
 HEAVY = ("mcp", "uvicorn", "starlette", "pydantic", "docker")
 
 
-def toolhost(*arguments: str) -> subprocess.CompletedProcess[str]:
+def toolhost(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "toolhost", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "toolhost", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -107,8 +113,8 @@ def test_doctor_stops_at_settings_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_doctor_answers_programs_in_json_and_with_its_exit_code(tmp_path: Path) -> None:
-    config = tmp_path / "toolhost.toml"
-    config.write_text(f'[bubblewrap]\nenvironment_dir = "{tmp_path}/none"\n')
-    done = toolhost("doctor", "--json", "--config", str(config), "--state-dir", str(tmp_path))
+    done = toolhost(
+        *("doctor", "--json", "--state-dir", str(tmp_path)), TOOLHOST_BUBBLEWRAP__ENVIRONMENT_DIR=str(tmp_path / "none")
+    )
     assert done.returncode == 1
     assert {entry["grade"] for entry in json.loads(done.stdout)} >= {"ok", "wrong"}

@@ -16,6 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.toolhost.rawclient import Stream
+from toolhost.cli.serve import listening
+from toolhost.config import load
+from toolhost.errors import ConfigurationError
+from toolhost.services import only_host
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,6 +122,13 @@ async def test_a_port_in_use_is_named_with_another_one_to_try() -> None:
     assert f"--listen 127.0.0.1:{port + 1}" in error
 
 
+async def test_a_second_host_on_one_state_directory_is_refused(tmp_path: Path) -> None:
+    with only_host(tmp_path):
+        error = await refused("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
+    assert "another host runs" in error
+    assert "--state-dir" in error
+
+
 async def test_settings_that_cannot_be_used_are_named_with_their_place(tmp_path: Path) -> None:
     assert "cannot read settings file" in await refused("--config", str(tmp_path / "missing.toml"))
     broken = tmp_path / "broken.toml"
@@ -125,6 +136,18 @@ async def test_settings_that_cannot_be_used_are_named_with_their_place(tmp_path:
     assert "not valid TOML" in await refused("--config", str(broken))
     assert "HOST:PORT" in await refused("--listen", "nowhere")
     assert "TOOLHOST_SERVR" in await refused(TOOLHOST_SERVR__LISTEN="x")
+
+
+@pytest.mark.parametrize(("listen", "connect"), [("[::1]:0", "::1"), ("[::]:0", "127.0.0.1"), ("localhost:0", None)])
+def test_it_listens_where_it_is_told(listen: str, connect: str | None) -> None:
+    with listening(load(flags={"server": {"listen": listen}})) as listener:
+        host, port = listener.getsockname()[:2]
+        socket.create_connection((connect or host, port), timeout=5).close()
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="an address of this machine"):
+        listening(load(flags={"server": {"listen": "192.0.2.1:0"}}))
 
 
 async def test_an_open_bind_without_tokens_is_refused_with_what_to_give() -> None:

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from sandboxes.spec import FileRef, ImageRef
 from tests.toolhost.conftest import Host, StartHost
 from tests.toolhost.rawclient import Stream, request
+from tests.toolhost.test_render import outcome
 
 
 async def test_state_lasts_across_connections_of_one_session_id(host: Host) -> None:
@@ -46,6 +48,25 @@ async def test_code_that_raises_is_not_an_error_of_the_tool(host: Host) -> None:
         result = await stream.tool("python", {"code": "1/0"})
         assert result["isError"] is False
         assert "ZeroDivisionError" in result["content"][0]["text"]
+
+
+async def test_a_client_that_asks_for_rich_content_gets_it_after_the_text(host: Host) -> None:
+    image = ImageRef("/mnt/data/f.png", "image/png")
+    host.manager.outcome = outcome(value="1", images=(image,), files=(FileRef("/mnt/data/t.csv", 5),))
+    host.manager.files["/mnt/data/f.png"] = b"png"
+    async with await host.connect(headers=[("x-toolhost-content", "rich")]) as stream:
+        result = await stream.tool("python", {"code": "plot()"})
+        assert [block["type"] for block in result["content"]] == ["text", "image", "resource_link"]
+        assert result["structuredContent"]["receipt"]["sequence"] == 2
+    async with await host.connect() as stream:
+        result = await stream.tool("python", {"code": "plot()"})
+        assert [block["type"] for block in result["content"]] == ["text"]
+
+
+async def test_text_that_no_json_can_carry_still_arrives(host: Host) -> None:
+    host.manager.outcome = outcome(value="a\ud800b")
+    async with await host.connect() as stream:
+        assert await stream.python("1") == "a?b"
 
 
 async def test_connecting_and_listing_create_nothing(host: Host) -> None:

@@ -1,6 +1,7 @@
-"""Drives vLLM's own MCPToolServer and HarmonyContext against a tool host, without an engine. Runs in the vLLM environment.
+"""Drives vLLM's own MCPToolServer and HarmonyContext against a tool host, without an engine. Runs in its environment.
 
-usage: vllm_harmony.py TOOL_SERVER SESSION_HEADER...   (TOOL_SERVER is what `vllm serve --tool-server` takes)
+usage: vllm_harmony.py TOOL_SERVER SCRIPT   (TOOL_SERVER is what `vllm serve --tool-server` takes; SCRIPT is a JSON list
+of responses: {"calls": [[recipient, text], ...], "headers": {...}, "namespaces": [...]}, the last two optional)
 
 It does what vLLM does around a model: list at start, render the system prompt, open sessions per response, run the
 model's calls (scripted here), clean up. It prints one JSON object: namespaces, prompt, turns, calls after the end.

@@ -106,6 +106,7 @@ class Agent:
         stdio: bool = False,
         wrap: Callable[[list[str], Path], list[str]] | None = None,
         python: str = sys.executable,
+        interpreter: list[str] | None = None,
         **config: object,
     ) -> None:
         self.data = directory / "data"
@@ -113,6 +114,7 @@ class Agent:
         self.path = directory / "agent.sock"
         self.nonce = secrets.token_hex(16)
         self._stdio = stdio
+        self._peers: list[socket.socket] = []
         fds: list[int] = []
         channel: dict[str, object] = {"kind": "stdio"}
         if not stdio:
@@ -128,7 +130,7 @@ class Agent:
             "channel": channel,
             "peer_check": wrap is not None and not stdio,
             "data": str(self.data) if wrap is None else "/mnt/data",
-            "python": [python],
+            "python": interpreter or [python],
             "site": [],
             "uid": None,
             "gid": None,
@@ -137,7 +139,7 @@ class Agent:
             "limits": {},
             "timeout_s": 60.0,
             "grace_s": 0.5,
-            "fence_s": None,
+            "fence_s": 60.0,  # whatever becomes of the test, it ends
             **config,
         }
         source, sink = os.pipe()
@@ -168,6 +170,7 @@ class Agent:
             assert self.process.stdin is not None and self.process.stdout is not None
             return Link(self.process.stdout.fileno(), self.process.stdin.fileno(), lambda: None)
         peer = socket.socket(socket.AF_UNIX)
+        self._peers.append(peer)
         peer.connect(str(self.path))
         return Link(peer.fileno(), peer.fileno(), peer.close)
 
@@ -182,15 +185,25 @@ class Agent:
         assert link.ask("claim", ticket="t", session="s", epoch=epoch, sequence=sequence)["t"] == "ok"
         return link
 
+    def _stop(self) -> None:
+        """By its channel: a signal to the outermost process would not reach it in a namespace."""
+        try:
+            link, _ = self.hello()
+            link.ask("stop")
+        except (OSError, EOFError, TimeoutError):
+            self.process.send_signal(signal.SIGTERM)
+
     def close(self) -> str:
         """Ends it and returns its log."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self._stop()
             try:
                 self.process.wait(5)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        for peer in self._peers:
+            peer.close()
         assert self.process.stderr is not None
         log = self.process.stderr.read().decode()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):

@@ -9,18 +9,21 @@ import contextlib
 import dataclasses
 import json
 import os
+import platform
 import signal
 import socket
 import tempfile
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sandboxes.backends import bwrap_process
+from sandboxes.backends import bwrap_binary, bwrap_process
 from sandboxes.backends.base import Life
 from sandboxes.backends.owner_files import OWNER_FILE, Record
 from sandboxes.backends.pidfd import Process, ended
+from sandboxes.backends.seccomp import REFUSED, program
 from sandboxes.errors import EnvironmentMissing, IsolationUnavailable, NoCapacity, SandboxError, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Limits, SandboxSpec
@@ -181,7 +184,7 @@ def test_a_sandbox_that_ended_is_reported_and_its_key_can_be_launched_again(run:
             with pytest.raises(StateLost):
                 await backend.connect(handle)
             # Of the old handle nothing is left, so this must not touch the sandbox that has its key now.
-            await backend.destroy(handle, keep_workspace=True)
+            await backend.destroy(handle)
             assert (await backend.poll(again)).life is Life.RUNNING
 
     run(body)
@@ -251,10 +254,24 @@ def test_a_launch_that_fails_at_any_step_leaves_nothing_behind(
     run(body)
 
 
-def test_an_agent_that_cannot_start_is_an_error_with_what_it_said(run: Run) -> None:
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "../x", "A", "x" * 65, "a\0b", "a\n"])
+def test_a_name_that_is_no_file_name_is_refused(run: Run, name: str) -> None:
     async def body(host: Host) -> None:
         async with host.opened() as backend:
-            (host.agent / "toolhost_agent.py").write_text("raise SystemExit('no luck today')")
+            for key, workspace in ((name, "w"), ("k", name)):
+                with pytest.raises(ValueError, match="1 to 64"):
+                    await backend.launch(key, SMALL, workspace)
+            with pytest.raises(ValueError, match="1 to 64"):
+                await backend.remove_workspace(name)
+            assert host.leftovers() == []
+
+    run(body)
+
+
+def test_an_agent_that_cannot_start_is_an_error_with_what_it_said(run: Run) -> None:
+    async def body(host: Host) -> None:
+        (host.agent / "toolhost_agent.py").write_text("raise SystemExit('no luck today')")
+        async with host.opened() as backend:
             with pytest.raises(IsolationUnavailable, match="no luck today"):
                 await backend.launch("k", SMALL, "w")
             assert host.leftovers() == []
@@ -348,33 +365,43 @@ def test_only_the_owners_sandboxes_are_listed_and_destroyed(run: Run) -> None:
             assert (await stranger.poll(handle)).life is Life.GONE
             with pytest.raises(SandboxError):
                 await stranger.destroy(handle)
+            with pytest.raises(SandboxError):
+                await stranger.launch("k", SMALL, "w2")
             await stranger.close()
             assert (await backend.poll(handle)).life is Life.RUNNING
 
     run(body)
 
 
+def forked(first: Callable[[int], Awaitable[None]]) -> tuple[int, int]:
+    """Runs a host in a child; its pid, and where to read what it writes to the descriptor that `first` is given."""
+    receiving, sending = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the child of a process with threads: it starts its own
+        child = os.fork()
+    if child == 0:
+        try:
+            os.close(receiving)
+            asyncio.events._set_running_loop(None)
+            asyncio.set_event_loop_policy(None)
+            asyncio.run(first(sending))  # type: ignore[arg-type]
+        finally:
+            os._exit(1)
+    os.close(sending)
+    return child, receiving
+
+
 def test_a_sandbox_outlives_its_killed_host_and_is_adopted_by_the_next(run: Run) -> None:
     async def body(host: Host) -> None:
-        receiving, sending = os.pipe()
-        child = os.fork()
-        if child == 0:  # the first host
-            try:
+        async def first(sending: int) -> None:
+            backend = host.backend()
+            await backend.open()
+            handle = await backend.launch("k", SMALL, "w")
+            await python(backend, handle, "x = 41")
+            os.write(sending, json.dumps(dataclasses.asdict(handle)).encode())
+            await asyncio.sleep(1000)
 
-                async def first() -> None:
-                    backend = host.backend()
-                    await backend.open()
-                    handle = await backend.launch("k", SMALL, "w")
-                    await python(backend, handle, "x = 41")
-                    os.write(sending, json.dumps(dataclasses.asdict(handle)).encode())
-                    await asyncio.sleep(1000)
-
-                asyncio.set_event_loop_policy(None)
-                asyncio.events._set_running_loop(None)
-                asyncio.run(first())
-            finally:
-                os._exit(1)
-        os.close(sending)
+        child, receiving = forked(first)
         said = await asyncio.to_thread(os.read, receiving, 10000)
         os.close(receiving)
         os.kill(child, signal.SIGKILL)
@@ -385,6 +412,51 @@ def test_a_sandbox_outlives_its_killed_host_and_is_adopted_by_the_next(run: Run)
             assert (await backend.poll(handle)).life is Life.RUNNING
             assert await backend.launch("k", SMALL, "w") == handle
             assert await python(backend, handle, "print(x + 1)") == "42"
+
+    run(body)
+
+
+def processes_of(uid: int, path: Path) -> list[int]:
+    """Those of a sandbox's uid or, where uids are shared, those that were started with a path of this host's."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                named = str(path).encode() in (entry / "cmdline").read_bytes()
+                if named if uid == os.geteuid() else entry.stat().st_uid == uid:
+                    found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("after", [0.001, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1])
+def test_a_host_that_is_killed_while_it_launches_leaves_nothing_that_the_next_does_not_remove(
+    run: Run, after: float
+) -> None:
+    async def body(host: Host) -> None:
+        async def first(sending: int) -> None:
+            backend = host.backend()
+            await backend.open()
+            os.write(sending, b"open")
+            await backend.launch("k", SMALL, "w")
+            await asyncio.sleep(1000)
+
+        child, receiving = forked(first)
+        assert await asyncio.to_thread(os.read, receiving, 100) == b"open"
+        os.close(receiving)
+        await asyncio.sleep(after)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        async with host.opened() as backend:
+            record = record_of(host, "k") if (host.state / "bubblewrap/sandboxes/k").exists() else None
+            for handle in await backend.list_owned():
+                await backend.destroy(handle)
+            await backend.remove_workspace("w")
+            assert await backend.list_owned() == []
+            if record is not None:
+                async with asyncio.timeout(20):  # one that was held back finds its host gone, and ends by itself
+                    while processes_of(record.uid, host.state):  # noqa: ASYNC110 - nothing tells of it
+                        await asyncio.sleep(0.02)
+                assert not list(Path("/sys/fs/cgroup").glob(f"**/{record.handle.sandbox_id}"))
 
     run(body)
 
@@ -460,6 +532,8 @@ print(json.dumps({
     run(body)
 
 
+# What the system call filter must refuse, by number here; without a filter there is nothing to try.
+FILTERED = sorted(pair[0 if platform.machine() == "x86_64" else 1] for pair in REFUSED.values()) if program() else []
 ATTEMPTS = [
     "open('/usr/planted', 'w')",
     "open('/planted', 'w')",
@@ -482,6 +556,9 @@ ATTEMPTS = [
     "check(libc.ptrace(16, 1, 0, 0))",
     "socket.create_connection(('192.0.2.1', 80), 1)",
     "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "socket.socket(socket.AF_VSOCK)",
+    "socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)",
+    *(f"check(libc.syscall({number}, 0, -3, 0, 0, 0))" for number in FILTERED),
 ]
 
 
@@ -507,6 +584,47 @@ print('tried all')
             assert await python(backend, await backend.launch("k", SMALL, "w"), code) == "tried all"
 
     run(body)
+
+
+def test_a_filtered_call_is_refused_before_the_kernel_looks_at_it(run: Run) -> None:
+    """Without the filter these answer otherwise than EPERM, so this fails when the filter is not in force."""
+    code = """
+import ctypes, errno, socket
+libc = ctypes.CDLL(None, use_errno=True)
+for number in NUMBERS:
+    libc.syscall(number, 0, -3, 0, 0, 0)
+    print(errno.errorcode[ctypes.get_errno()], end=' ')
+try:
+    socket.socket(socket.AF_VSOCK)
+except OSError as error:
+    print(errno.errorcode[error.errno])
+with open('/proc/self/status') as status:
+    print([line.split()[1] for line in status if line.startswith('Seccomp:')])
+""".replace("NUMBERS", str([REFUSED[name][platform.machine() != "x86_64"] for name in ("keyctl", "io_uring_enter")]))
+
+    async def body(host: Host) -> None:
+        async with host.opened() as backend:
+            said = await python(backend, await backend.launch("k", SMALL, "w"), code)
+            assert said == "EPERM EPERM EAFNOSUPPORT\n['2']"
+
+    if program() is not None:
+        run(body)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the host must be able to show the package to other uids")
+def test_the_packaged_bubblewrap_works_where_the_system_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bwrap_binary, "_system", lambda: None)
+
+    async def body() -> None:
+        host = Host.make(tmp_path, 0)
+        async with host.opened() as backend:
+            assert await python(backend, await backend.launch("k", SMALL, "w"), "print(6 * 7)") == "42"
+        assert host.leftovers() == []
+
+    assert [binary.tree is not None for binary in bwrap_binary.find()] == [True]
+    asyncio.run(body())
 
 
 def test_the_agent_survives_signals_of_user_code(run: Run) -> None:
@@ -635,6 +753,41 @@ print('killed' if -9 in codes else codes)
             usage = await backend.usage(handle)
             assert usage.oom_kills, said
             assert await python(backend, handle, "print(1)") == "1"
+
+    asyncio.run(body())
+
+
+def test_the_disk_limit_ends_what_goes_on_writing(run: Run) -> None:
+    code = """
+import time
+for number in range(1000):
+    with open(f'f{number}', 'wb') as file:
+        file.write(b'x' * (1 << 20))
+    time.sleep(0.02)
+print('wrote all')
+"""
+
+    async def body(host: Host) -> None:
+        async with host.opened() as backend:
+            spec = SandboxSpec(limits=dataclasses.replace(SMALL.limits, disk_bytes=16 << 20))
+            handle = await backend.launch("k", spec, "w")
+            assert "wrote all" not in await python(backend, handle, code)
+            assert await python(backend, handle, "print(1)") == "1"
+
+    run(body)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="control groups need root")
+def test_cpu_is_shared_out_as_root(tmp_path: Path) -> None:
+    code = "import time\nuntil = time.monotonic() + 1\nwhile time.monotonic() < until: pass\nprint(time.process_time())"
+
+    async def body() -> None:
+        host = Host.make(tmp_path, 0)
+        async with host.opened() as backend:
+            spec = SandboxSpec(limits=dataclasses.replace(SMALL.limits, cpus=0.25))
+            handle = await backend.launch("k", spec, "w")
+            spent = float(await python(backend, handle, code))
+            assert spent < 0.6
 
     asyncio.run(body())
 

@@ -1,0 +1,110 @@
+"""Frames over the engine's attach stream, for where a unix socket cannot work: a remote engine, a runtime whose kernel
+keeps sockets to itself (gVisor), a host that is not root.
+
+Above: `docker`. Below: asyncio, and the engine's framing of a container's output (API reference, "Attach to a
+container", stream format): type (1 byte: 1 stdout, 2 stderr), 3 bytes of zero, length (4 bytes, big-endian), payload.
+
+What the agent writes while nobody is attached is lost by the engine, and a new attachment may begin with the rest of a
+frame, or with frames that were meant for the host before. The agent ends half a frame with an empty line when a new
+host says hello; everything before its own hello is dropped here, and results are asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+from sandboxes.agent import wire
+from sandboxes.agent.wire import MAX_FRAME_TO_HOST
+from sandboxes.backends.base import Channel
+
+STDOUT = 1
+HEADER_BYTES = 8
+PIECE_BYTES = 64 << 10
+REFUSALS = ("refused", "bad_version", "bad_frame")
+
+
+class AttachChannel(Channel):
+    """One attachment to PID 1's stdin and stdout."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        nonce: str,
+        pump: asyncio.Task[None],
+        ends: tuple[asyncio.StreamWriter, ...],
+    ) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.nonce = nonce
+        self._pump = pump
+        self._ends = ends
+
+    async def close(self) -> None:
+        self._pump.cancel()
+        await asyncio.wait([self._pump])
+        for writer in (self.writer, *self._ends):
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+async def attached(stream: socket.socket, nonce: str) -> AttachChannel:
+    """A channel over an attachment, which it owns from here on."""
+    stream.setblocking(False)
+    from_engine, writer = await asyncio.open_connection(sock=stream)
+    # The kernel's buffers between the two ends hold the engine back when the host reads slowly.
+    outer, inner = socket.socketpair()
+    reader, outer_writer = await asyncio.open_connection(sock=outer, limit=MAX_FRAME_TO_HOST)
+    _, inner_writer = await asyncio.open_connection(sock=inner)
+    pump = asyncio.create_task(_pump(from_engine, inner_writer), name="docker attach")
+    pump.add_done_callback(lambda _: inner_writer.close())
+    return AttachChannel(reader, writer, nonce, pump, (outer_writer, inner_writer))
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    """Until either end is gone. What is not stdout (a line that the agent says to people) is dropped."""
+    greeting = Greeting()
+    with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+        while True:
+            header = await source.readexactly(HEADER_BYTES)
+            left = int.from_bytes(header[4:], "big")
+            while left:
+                piece = await source.read(min(left, PIECE_BYTES))
+                if not piece:
+                    return
+                left -= len(piece)
+                if header[0] == STDOUT and (wanted := greeting.feed(piece)):
+                    sink.write(wanted)
+                    await sink.drain()
+
+
+class Greeting:
+    """Drops bytes until the agent's answer to this host's hello."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._seen = False
+
+    def feed(self, piece: bytes) -> bytes:
+        """What of it is for this host."""
+        if self._seen:
+            return piece
+        self._rest += piece
+        while (end := self._rest.find(b"\n")) >= 0:
+            if _answers(bytes(self._rest[:end])):
+                self._seen = True
+                return bytes(self._rest)
+            del self._rest[: end + 1]
+        del self._rest[:-MAX_FRAME_TO_HOST]
+        return b""
+
+
+def _answers(line: bytes) -> bool:
+    try:
+        frame = wire.decode(line, wire.REPLIES)
+    except wire.FrameError:
+        return False
+    return frame["t"] == "hello" or (frame["t"] == "error" and frame.get("code") in REFUSALS)

@@ -1,0 +1,197 @@
+"""The contract suite of stores. A test module has `class TestStore(StoreSuite)` and a fixture `store`, opened."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from sandboxes.errors import StoreConflict
+from sandboxes.spec import (
+    Cause,
+    CauseKind,
+    Ending,
+    FileRef,
+    Handle,
+    ImageRef,
+    KeyKind,
+    Outcome,
+    Output,
+    Receipt,
+    Retention,
+    Rung,
+    SessionKey,
+    State,
+)
+from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord, Store
+
+KEY = SessionKey("alice", KeyKind.REQUEST, "a")
+OTHER = SessionKey("bob", KeyKind.REQUEST, "a")
+
+
+def record_of(key: SessionKey = KEY, incarnation: str = "i1", **fields: object) -> SessionRecord:
+    values: dict[str, object] = {
+        "key": key,
+        "retention": Retention.CHOSEN,
+        "phase": "new",
+        "incarnation": incarnation,
+        "created_at": 1.0,
+        "last_used_at": 1.0,
+        **fields,
+    }
+    return SessionRecord(**values)  # type: ignore[arg-type]  # named fields
+
+
+def attempt_of(ident: str, key: SessionKey = KEY, incarnation: str = "i1", at: float = 1.0) -> AttemptRecord:
+    return AttemptRecord(key, incarnation, ident, "d" * 64, at)
+
+
+def settled(attempt: AttemptRecord, *, value: str = "42", ended_at: float = 2.0) -> AttemptRecord:
+    receipt = Receipt(
+        session=str(attempt.session),
+        epoch=1,
+        sequence=1,
+        attempt_id=attempt.attempt_id,
+        digest=attempt.digest,
+        queued_at=attempt.registered_at,
+        started_at=1.5,
+        ended_at=ended_at,
+        ending=Ending.TIMED_OUT,
+        state=State.KEPT,
+        bytes_out=3,
+        cause=Cause(CauseKind.DEADLINE, rung=Rung.FIRST_INTERRUPT, limit=0.5),
+    )
+    outcome = Outcome(
+        receipt,
+        Output("head", "tail", 7, "/mnt/data/.outputs/1.txt", False),
+        value=value,
+        error="e\u00e9\U0001f600",
+        background=Output("late"),
+        images=(ImageRef("/mnt/data/f.png", "image/png"),),
+        files=(FileRef("/mnt/data/f.txt", 3),),
+        exit_code=-9,
+        notes=("a note",),
+        state_lost_before="because",
+    )
+    return dataclasses.replace(attempt, outcome=outcome, receipt=receipt)
+
+
+class StoreSuite:
+    """Every store gives back what it was given, and refuses what would overwrite another's write."""
+
+    async def test_a_record_comes_back_whole(self, store: Store) -> None:
+        handle = Handle("fake", "k", "s", "i", "w", "n", 2.5)
+        record = record_of(
+            handle=handle, workspace="w", lost_reason="r", ttl_s=5.0, epoch=3, sequence=9, calls=2, last_used_at=7.25
+        )
+        written = await store.put(record, expected_version=None)
+        assert written == dataclasses.replace(record, version=1)
+        assert await store.get(KEY) == written
+        assert await store.get(OTHER) is None
+
+    async def test_one_key_has_one_open_session(self, store: Store) -> None:
+        written = await store.put(record_of(), expected_version=None)
+        with pytest.raises(StoreConflict):
+            await store.put(record_of(incarnation="i2"), expected_version=None)
+        await store.put(dataclasses.replace(written, closed_at=3.0, phase="closed"), expected_version=1)
+        second = await store.put(record_of(incarnation="i2"), expected_version=None)
+        assert await store.get(KEY) == second
+        everything = await store.list(SessionFilter(include_closed=True))
+        assert sorted(record.incarnation for record in everything) == ["i1", "i2"]
+        assert [record.incarnation for record in await store.list(SessionFilter())] == ["i2"]
+
+    async def test_a_write_over_another_version_is_refused_and_changes_nothing(self, store: Store) -> None:
+        first = await store.put(record_of(), expected_version=None)
+        second = await store.put(dataclasses.replace(first, calls=1), expected_version=1)
+        for stale in (first, dataclasses.replace(second, incarnation="i9")):
+            with pytest.raises(StoreConflict):
+                await store.put(dataclasses.replace(stale, calls=99), expected_version=stale.version)
+        with pytest.raises(StoreConflict):
+            await store.put(record_of(OTHER), expected_version=1)
+        assert await store.get(KEY) == second
+
+    async def test_of_many_writers_of_one_version_one_wins(self, store: Store) -> None:
+        first = await store.put(record_of(), expected_version=None)
+        writes = (store.put(dataclasses.replace(first, calls=n), expected_version=1) for n in range(8))
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        assert sum(isinstance(answer, SessionRecord) for answer in answers) == 1
+        assert sum(isinstance(answer, StoreConflict) for answer in answers) == 7
+
+    async def test_lists_are_filtered_newest_use_first(self, store: Store) -> None:
+        for number in range(4):
+            key = SessionKey("alice" if number % 2 else "bob", KeyKind.REQUEST, str(number))
+            phase = "idle" if number > 1 else "new"
+            await store.put(
+                record_of(key, f"i{number}", last_used_at=float(number), phase=phase), expected_version=None
+            )
+        assert [r.key.id for r in await store.list(SessionFilter())] == ["3", "2", "1", "0"]
+        assert [r.key.id for r in await store.list(SessionFilter(principal="alice"))] == ["3", "1"]
+        assert [r.key.id for r in await store.list(SessionFilter(phases=frozenset({"new"})))] == ["1", "0"]
+        assert [r.key.id for r in await store.list(SessionFilter(phases=frozenset()))] == []
+        assert [r.key.id for r in await store.list(SessionFilter(limit=1))] == ["3"]
+
+    async def test_an_attempt_is_registered_once_and_settled_once(self, store: Store) -> None:
+        await store.put(record_of(), expected_version=None)
+        attempt = attempt_of("one")
+        assert await store.register(attempt) == attempt
+        assert await store.register(dataclasses.replace(attempt, digest="e" * 64)) == attempt
+        first = settled(attempt)
+        await store.settle(first)
+        await store.settle(settled(attempt, value="another"))
+        assert await store.attempt(KEY, "one") == first
+        assert await store.register(attempt) == first
+        assert await store.attempt(OTHER, "one") is None
+
+    async def test_an_outcome_registers_its_attempt(self, store: Store) -> None:
+        await store.put(record_of(), expected_version=None)
+        await store.settle(settled(attempt_of("one")))
+        assert await store.attempt(KEY, "one") == settled(attempt_of("one"))
+        with pytest.raises(ValueError, match="outcome"):
+            await store.settle(attempt_of("two"))
+
+    async def test_attempts_come_newest_first(self, store: Store) -> None:
+        await store.put(record_of(), expected_version=None)
+        for number in range(4):
+            await store.register(attempt_of(str(number), at=float(number)))
+        await store.settle(settled(attempt_of("2", at=2.0)))
+        assert [a.attempt_id for a in await store.attempts(KEY)] == ["3", "2", "1", "0"]
+        assert [a.attempt_id for a in await store.attempts(KEY, unsettled=True, limit=2)] == ["3", "1"]
+        assert await store.attempts(OTHER) == []
+
+    async def test_an_attempt_id_stays_taken_when_its_session_has_closed(self, store: Store) -> None:
+        written = await store.put(record_of(), expected_version=None)
+        await store.settle(settled(attempt_of("one")))
+        await store.put(dataclasses.replace(written, closed_at=3.0), expected_version=1)
+        await store.put(record_of(incarnation="i2"), expected_version=None)
+        assert await store.attempt(KEY, "one") == settled(attempt_of("one"))
+
+    async def test_resources_live_as_long_as_their_session(self, store: Store) -> None:
+        written = await store.put(record_of(), expected_version=None)
+        await store.put_resource(KEY, "browser", b"\x00state")
+        await store.put_resource(KEY, "gone", b"x")
+        await store.put_resource(KEY, "gone", None)
+        assert await store.get_resource(KEY, "browser") == b"\x00state"
+        assert await store.get_resource(KEY, "gone") is None
+        assert await store.get_resource(OTHER, "browser") is None
+        await store.put(dataclasses.replace(written, closed_at=3.0), expected_version=1)
+        assert await store.get_resource(KEY, "browser") is None
+
+    async def test_pruning_forgets_old_texts_then_old_sessions(self, store: Store) -> None:
+        written = await store.put(record_of(), expected_version=None)
+        await store.settle(settled(attempt_of("old"), ended_at=2.0))
+        await store.settle(settled(attempt_of("new"), ended_at=20.0))
+        await store.register(attempt_of("open"))
+        assert await store.prune(closed_before=0.0, outcomes_before=10.0) == 1
+        old = await store.attempt(KEY, "old")
+        assert old is not None
+        assert (old.pruned, old.outcome) == (True, None)
+        assert old.receipt is not None
+        new = await store.attempt(KEY, "new")
+        assert new is not None
+        assert new.outcome is not None
+        await store.put(dataclasses.replace(written, closed_at=3.0), expected_version=1)
+        assert await store.prune(closed_before=3.0, outcomes_before=0.0) == 0
+        assert await store.prune(closed_before=3.5, outcomes_before=0.0) == 4
+        assert await store.get(KEY) is None
+        assert await store.attempt(KEY, "old") is None

@@ -1,0 +1,49 @@
+"""Hosts of the contract suites, by backend: `HOSTS[name](directory)` always finds the same state again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sandboxes.backends.base import Backend
+from sandboxes.owner import Owner
+from sandboxes.stores.sqlite import SqliteStore
+from sandboxes.testing.fake_backend import FakeBackend, FakeEngine
+from sandboxes.testing.host import SuiteHost
+from tests.sandboxes.backends import bubblewrap_host
+
+GRACE_S = 0.3
+
+
+def fake(directory: Path) -> SuiteHost:
+    engine = FakeEngine()
+
+    def leftovers() -> list[str]:
+        return sorted([*engine.sandboxes, *engine.workspaces])
+
+    return _host(directory, lambda owner: FakeBackend(owner, engine), leftovers)
+
+
+def bubblewrap(directory: Path) -> SuiteHost:
+    place = bubblewrap_host.Host(directory / "state", directory / "agent")
+    if not place.state.exists():
+        place = bubblewrap_host.Host.make(directory, os.geteuid())
+    host = _host(place.state, lambda owner: place.backend(owner=owner, grace_s=GRACE_S), place.leftovers)
+    host.spec = bubblewrap_host.SMALL
+    return host
+
+
+def _host(state: Path, backend: Callable[[Owner], Backend], leftovers: Callable[[], list[str]]) -> SuiteHost:
+    return SuiteHost(
+        backend=backend,
+        store=lambda: SqliteStore(state / "ledger.db"),
+        owner=Owner.load(state),
+        stranger=Owner("0123456789abcdef", b"s" * 32),
+        leftovers=leftovers,
+        state=state,
+        grace_s=GRACE_S,
+    )
+
+
+HOSTS = {"fake": fake, "bubblewrap": bubblewrap}

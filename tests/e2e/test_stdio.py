@@ -1,0 +1,37 @@
+"""`toolhost stdio` with the SDK's own client."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+pytestmark = [pytest.mark.bubblewrap, pytest.mark.timeout(120)]
+
+
+def left(state_dir: Path) -> list[Path]:
+    return list(state_dir.glob("stdio/*/bubblewrap/sandboxes/*/owner.json"))
+
+
+async def test_a_desktop_client_has_one_session_for_each_process(tmp_path: Path) -> None:
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "toolhost", "stdio", "--state-dir", str(tmp_path)], env=dict(os.environ)
+    )
+    async with (
+        stdio_client(command) as one,
+        ClientSession(*one) as first,
+        stdio_client(command) as two,
+        ClientSession(*two) as second,
+    ):
+        await first.initialize()
+        await second.initialize()
+        await first.call_tool("python", {"code": "x = 41"})
+        result = await first.call_tool("python", {"code": "x + 1"})
+        assert result.content[0].model_dump()["text"] == "42"
+        result = await second.call_tool("python", {"code": "x"})
+        assert "NameError" in result.content[0].model_dump()["text"]
+    assert left(tmp_path) == []

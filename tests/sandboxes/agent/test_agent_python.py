@@ -1,0 +1,245 @@
+"""The agent and a real interpreter, driven over the real channel: one defined result, whatever the code does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .driving import Agent, Link, children, eventually, text
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(tmp_path)
+    yield agent
+    assert agent.close() == ""
+
+
+@pytest.fixture
+def link(agent: Agent) -> Link:
+    return agent.claimed()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_variables_persist_and_the_last_value_is_shown(link: Link) -> None:
+    assert link.run("x = 41")["receipt"]["ending"] == "ok"
+    result = link.run("x + 1")
+    assert result["value"] == "42"
+    assert result["receipt"]["state"] == "kept"
+    assert result["receipt"]["sequence"] == 2
+
+
+def test_a_print_without_newline_is_delivered(link: Link) -> None:
+    assert text(link.run("print('tail', end='')")) == "tail"
+
+
+def test_output_is_streamed_before_the_result(link: Link) -> None:
+    _, ident = link.submit("import time\nprint('first', flush=True)\ntime.sleep(30)")
+    assert link.until("output", ident=ident)["text"] == "first\n"
+
+
+def test_150000_characters_are_marked_as_cut_and_the_whole_is_in_the_file(link: Link, agent: Agent) -> None:
+    result = link.run("for i in range(150): print(str(i).rjust(999, '.'))")
+    output = result["output"]
+    assert output["head"].startswith("." * 990)
+    assert output["tail"].endswith("149\n")
+    assert len(output["head"]) + len(output["tail"]) == 20_000
+    assert output["cut_characters"] == 130_000
+    assert result["receipt"]["bytes_cut"] == 130_000
+    assert output["file"] == f"{agent.data}/.outputs/1.txt"
+    assert output["file_complete"]
+    assert len(Path(output["file"]).read_text()) == 150_000
+
+
+def test_endless_printing_keeps_memory_flat_and_the_next_call_works(link: Link, agent: Agent) -> None:
+    link.run("x = 7")
+    before = memory(agent.pid)
+    result = link.run("while True: print('flood' * 20)", timeout=2.0)
+    assert memory(agent.pid) - before < 32 << 20
+    assert result["receipt"]["ending"] == "timed_out"
+    assert result["output"]["cut_characters"] > 0
+    assert result["receipt"]["bytes_out"] > 1 << 20
+    assert link.run("x")["value"] == "7"
+
+
+def memory(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) << 10
+    raise AssertionError
+
+
+def test_a_hang_past_the_limit_brings_what_was_printed_before(link: Link) -> None:
+    result = link.run("import time\nprint('a')\ntime.sleep(300)", timeout=0.3)
+    assert text(result) == "a\n"
+    assert result["receipt"]["cause"] == {
+        "kind": "deadline",
+        "rung": "first_interrupt",
+        "signal": None,
+        "exit_code": None,
+        "limit": 0.3,
+    }
+    assert link.run("1+1")["value"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        ("while True: pass", "kept"),
+        ("import asyncio\nawait asyncio.Event().wait()", "kept"),
+        ("import os\nos.system('sleep 300')", "kept"),
+        ("while True:\n try:\n  while True: pass\n except BaseException: pass", None),
+        ("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "lost"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "kept"),
+    ],
+)
+def test_code_that_hangs_is_ended_and_the_fate_of_its_variables_is_true(
+    link: Link, code: str, state: str | None
+) -> None:
+    link.run("x = 41")
+    result = link.run(code, timeout=0.3)
+    assert result["receipt"]["ending"] == "timed_out"
+    assert state in (None, result["receipt"]["state"])
+    state = result["receipt"]["state"]
+    after = link.run("x")
+    assert (after["value"] == "41") is (state == "kept")
+    assert after["receipt"]["epoch"] == (1 if state == "kept" else 2)
+
+
+def test_nothing_of_a_stopped_cell_still_runs_and_older_children_do(link: Link, agent: Agent) -> None:
+    older = int(text(link.run("import subprocess, sys\np = subprocess.Popen(['sleep', '300'])\nprint(p.pid)")))
+    code = "q = subprocess.Popen(['sleep', '300'], start_new_session=True)\nprint(q.pid)\nwhile True: pass"
+    result = link.run("import time\ntime.sleep(0.05)\n" + code, timeout=0.5)
+    assert result["receipt"]["state"] == "kept"
+    assert gone(int(text(result)))
+    assert not gone(older)
+
+
+def test_a_killed_interpreter_takes_its_daemons_along(link: Link) -> None:
+    code = "import subprocess, os\nq = subprocess.Popen(['setsid', 'sleep', '300'])\nprint(q.pid)\nos._exit(0)"
+    result = link.run(code)
+    assert result["receipt"]["ending"] == "killed"
+    assert gone(int(text(result)))
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("import os; os._exit(3)", {"kind": "exit", "exit_code": 3, "signal": None}),
+        ("import os; os.kill(os.getpid(), 9)", {"kind": "signal", "signal": 9, "exit_code": None}),
+        ("import ctypes; ctypes.string_at(0)", {"kind": "signal", "signal": 11, "exit_code": None}),
+    ],
+)
+def test_a_dead_interpreter_is_named_and_the_next_call_has_a_fresh_one(
+    link: Link, code: str, cause: dict[str, object]
+) -> None:
+    link.run("x = 1")
+    receipt = link.run(code)["receipt"]
+    assert receipt["ending"] == "killed"
+    assert receipt["state"] == "lost"
+    assert {key: receipt["cause"][key] for key in cause} == cause
+    assert "NameError" in link.run("x")["error"]
+
+
+def test_running_out_of_memory_is_an_error_that_names_the_limit(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, limits={"memory_bytes": 256 << 20, "memory_rlimit": True})
+    link = agent.claimed()
+    result = link.run("x = bytearray(1 << 30)")
+    assert result["receipt"]["ending"] == "raised"
+    assert result["notes"] == ["The sandbox has 256 MiB of memory."]
+    assert agent.close() == ""
+
+
+def test_input_is_at_its_end_at_once(link: Link) -> None:
+    assert "EOFError" in link.run("input()")["error"]
+
+
+def test_output_after_a_cell_is_labelled_with_the_next_result(link: Link) -> None:
+    link.run(
+        "import threading\ngo = threading.Event()\nt = threading.Thread(target=lambda: (go.wait(), print('late')))"
+    )
+    link.run("t.start()")
+    link.run("threading.Timer(0.05, go.set).start()")
+    assert eventually(lambda: (r := link.run("1"))["background"] is not None and r["background"]["head"] == "late\n")
+
+
+def test_files_that_a_cell_made_or_changed_are_listed(link: Link, agent: Agent) -> None:
+    link.run("1")
+    result = link.run("import os\nos.mkdir('d')\nopen('d/a.txt', 'w').write('abc')\nopen('.hidden', 'w')")
+    assert {"path": f"{agent.data}/d/a.txt", "size": 3} in result["files"]
+    assert link.run("2")["files"] == []
+    assert link.run("open('d/a.txt', 'a').write('d') and None")["files"] == [
+        {"path": f"{agent.data}/d/a.txt", "size": 4}
+    ]
+
+
+def test_one_process_of_the_agent_runs_user_code_and_it_is_not_the_agent(link: Link, agent: Agent) -> None:
+    assert link.run("import os; os.getppid()")["value"] == str(agent.pid)
+    assert link.run("sorted(os.listdir(f'/proc/{os.getpid()}/fd'))")["receipt"]["ending"] == "ok"
+
+
+def test_restart_kills_what_runs_and_answers_with_the_new_epoch(link: Link) -> None:
+    _, ident = link.submit("import time\ntime.sleep(300)")
+    link.until("started", ident=ident)
+    link.send("restart")
+    answers = {frame["t"]: frame for frame in (link.until("result", "ok"), link.until("result", "ok"))}
+    result = answers["result"]
+    assert result["receipt"]["cause"]["kind"] == "operator"
+    assert result["receipt"]["state"] == "lost"
+    assert answers["ok"]["epoch"] == 2
+
+
+def test_an_interpreter_that_cannot_start_is_said_so_with_its_words(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, interpreter=["/bin/sh", "-c", "echo no python here; exit 5"])
+    link = agent.claimed()
+    result = link.run("1")
+    assert result["receipt"]["ending"] == "never_started"
+    assert "exit code 5" in result["notes"][0]
+    assert "no python here" in result["notes"][0]
+    assert agent.close() == ""
+
+
+def test_killed_children_are_reaped(link: Link, agent: Agent) -> None:
+    link.run("import os\nfor _ in range(20):\n    if os.fork() == 0:\n        os.setsid(); os._exit(0)")
+    link.run("import os; os._exit(0)")
+    link.run("1")
+    assert eventually(lambda: not any(gone(pid) for pid in children(agent.pid)))
+
+
+def test_a_disk_that_fills_ends_what_fills_it_and_the_next_call_can_delete(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, limits={"disk_bytes": 20 << 20})
+    link = agent.claimed()
+    link.run("x = 1")
+    code = "import time\nfor i in range(60):\n    open(f'f{i}', 'wb').write(bytes(1 << 20))\ntime.sleep(300)"
+    result = link.run(code, timeout=60.0)
+    assert result["receipt"]["ending"] == "interrupted"
+    assert "the limit is 20 MiB" in result["notes"][0]
+    assert link.run("import os\nfor i in range(60): os.remove(f'f{i}')\nx")["value"] == "1"
+    assert agent.close() == ""
+
+
+def test_one_file_cannot_outgrow_the_limit(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, limits={"disk_bytes": 1 << 20})
+    result = agent.claimed().run("open('big', 'wb', buffering=0).write(bytes(2 << 20)) + open('big', 'ab').write(b'x')")
+    assert result["receipt"]["ending"] in ("ok", "raised")
+    assert os.stat(agent.data / "big").st_size <= 1 << 20
+    assert agent.close() == ""
+
+
+def test_the_agent_ends_on_sigterm_with_everything_it_started(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    pid = int(agent.claimed().run("import os; os.getpid()")["value"])
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(10) == 0
+    assert eventually(lambda: gone(pid))
+    assert agent.close() == ""

@@ -1,0 +1,762 @@
+"""What the manager decides: who closes what and when, what is told, what is kept, on a fake backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandboxes import client as client_module
+from sandboxes.errors import (
+    AttemptExpired,
+    AttemptUnknown,
+    CallRefused,
+    ChannelLost,
+    EngineUnavailable,
+    NoCapacity,
+    SandboxError,
+    SessionUnknown,
+    StoreUnavailable,
+)
+from sandboxes.events import ExecutionEvent, Queued
+from sandboxes.lifecycle import CloseReason, Phase, Transition
+from sandboxes.manager import Attachment, SessionManager
+from sandboxes.owner import Owner
+from sandboxes.settings import ManagerSettings
+from sandboxes.spec import (
+    Ending,
+    Execution,
+    KeyKind,
+    Outcome,
+    PythonCall,
+    Retention,
+    SessionKey,
+    SessionRequest,
+    State,
+)
+from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord
+from sandboxes.stores.memory import MemoryStore
+from sandboxes.testing.backend_suite import ENDLESS, run, started
+from sandboxes.testing.clock import FakeClock
+from sandboxes.testing.fake_backend import FakeBackend, FakeEngine, FakeSandbox
+from sandboxes.testing.host import Recorder, attach, crash, request, text_of, until
+
+OWNER = Owner("feedfacefeedface", b"k" * 32)
+
+
+class FullStore(MemoryStore):
+    """A store whose disk can be full."""
+
+    full = False
+
+    def _check(self) -> None:
+        if self.full:
+            raise StoreUnavailable("the disk is full")
+
+    async def put(self, record: SessionRecord, *, expected_version: int | None) -> SessionRecord:
+        self._check()
+        return await super().put(record, expected_version=expected_version)
+
+    async def settle(self, *attempts: AttemptRecord) -> None:
+        self._check()
+        await super().settle(*attempts)
+
+    async def register(self, attempt: AttemptRecord) -> AttemptRecord:
+        self._check()
+        return await super().register(attempt)
+
+    async def put_resource(self, key: SessionKey, name: str, state: bytes | None) -> None:
+        self._check()
+        await super().put_resource(key, name, state)
+
+
+class World:
+    """A manager on a fake backend and a clock that is turned by hand."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.store = FullStore()
+        self.clock = FakeClock()
+        self.recorder = Recorder()
+        self.managers: list[SessionManager] = []
+
+    async def manager(self, **settings: object) -> SessionManager:
+        values: dict[str, object] = {"sweep_s": 1.0, "engine_s": 5.0, "shutdown_s": 2.0, **settings}
+        manager = SessionManager(
+            backend=FakeBackend(OWNER, self.engine),
+            store=self.store,
+            owner=OWNER,
+            settings=ManagerSettings(**values),  # type: ignore[arg-type]  # named settings
+            clock=self.clock,
+            observer=self.recorder,
+        )
+        await manager.open()
+        self.managers.append(manager)
+        return manager
+
+    @property
+    def sandboxes(self) -> list[FakeSandbox]:
+        return list(self.engine.sandboxes.values())
+
+    async def empty(self) -> None:
+        """Turns the clock on until every sandbox has gone."""
+        async with asyncio.timeout(20):
+            while self.engine.sandboxes:
+                await self.clock.advance(1)
+                await asyncio.sleep(0.002)
+
+    def reasons(self) -> list[str]:
+        return [change.reason for _, change in self.recorder.changes if change.transition is Transition.CLOSE]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    made.engine.hangs.clear()
+    made.engine.fails.clear()
+    for manager in made.managers:
+        await manager.close()
+    for sandbox in made.sandboxes:
+        await sandbox.agent.end()
+
+
+async def turn(world: World, seconds: float) -> None:
+    """Turns the clock a second at a time, so that sweeps see every moment."""
+    for _ in range(int(seconds)):
+        await world.clock.advance(1)
+        await asyncio.sleep(0.001)  # what goes through sockets and tasks of its own
+
+
+# --- retention -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_requests_session_closes_when_its_last_attached_connection_has_cleaned_up(world: World) -> None:
+    manager = await world.manager()
+    first, second, idle = (attach(manager, "a", Retention.REQUEST) for _ in range(3))
+    await run(first, "x = 1")
+    await run(second, "x")
+    await idle.cleanup()
+    await first.cleanup()
+    await first.cleanup()
+    assert text_of(await run(second, "x")) == "1"
+    await second.cleanup()
+    await world.empty()
+    assert world.reasons() == ["cleanup"]
+
+
+async def test_a_request_that_goes_without_cleaning_up_has_a_grace_to_come_back(world: World) -> None:
+    manager = await world.manager(grace_s=30.0)
+    at = attach(manager, "a", Retention.REQUEST)
+    await run(at, "x = 1")
+    await at.gone()
+    await turn(world, 20)
+    again = attach(manager, "a", Retention.REQUEST)
+    assert text_of(await run(again, "x")) == "1"
+    await again.gone()
+    await turn(world, 29)
+    assert world.reasons() == []
+    await turn(world, 2)
+    await world.empty()
+    assert world.reasons() == ["disconnect"]
+
+
+async def test_a_chosen_session_outlives_its_connections_but_not_a_clean_up(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a", Retention.CHOSEN)
+    await run(at, "x = 1")
+    await at.gone()
+    await turn(world, 120)
+    at = attach(manager, "a", Retention.CHOSEN)
+    assert text_of(await run(at, "x")) == "1"
+    await at.cleanup()
+    await world.empty()
+
+
+async def test_a_retained_session_only_detaches(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a" * 22, Retention.RETAINED)
+    await run(at, "x = 1")
+    await at.cleanup()
+    await at.gone()
+    await turn(world, 60)
+    assert text_of(await run(at, "x")) == "1"
+    assert world.reasons() == []
+
+
+async def test_a_connections_session_ends_with_it_at_once(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "c", Retention.CONNECTION)
+    await run(at, "x = 1")
+    await at.gone()
+    await world.empty()
+    assert world.reasons() == ["disconnect"]
+
+
+async def test_the_keys_of_two_principals_and_of_two_kinds_never_meet(world: World) -> None:
+    manager = await world.manager()
+    await run(manager.attach(request("a", principal="alice")), "x = 'alice'")
+    bob = await run(manager.attach(request("a", principal="bob")), "x")
+    assert bob.receipt.ending is Ending.RAISED
+    retained = await run(manager.attach(request("a", Retention.RETAINED, "alice")), "x")
+    assert retained.receipt.ending is Ending.RAISED
+    assert len(world.sandboxes) == 3
+
+
+async def test_idle_time_and_lifetime_end_sessions_also_with_a_connection_open(world: World) -> None:
+    manager = await world.manager(idle_s=100.0, lifetime_s=250.0)
+    idle, busy = attach(manager, "idle"), attach(manager, "busy")
+    await run(idle, "1")
+    for _ in range(3):
+        await run(busy, "1")
+        await turn(world, 90)
+    await world.empty()
+    assert sorted(world.reasons()) == ["idle", "lifetime"]
+    outcome = await run(idle, "1")
+    assert "idle for too long" in (outcome.state_lost_before or "")
+
+
+async def test_a_time_to_live_narrows_a_retained_session_within_the_maximum(world: World) -> None:
+    manager = await world.manager(idle_s=100.0, max_idle_s=150.0)
+    for ident, ttl_s in (("short", 10.0), ("long", 1e9)):
+        key = SessionKey("alice", KeyKind.RETAINED, ident)
+        await run(manager.attach(SessionRequest(key, Retention.RETAINED, ttl_s)), "1")
+    await turn(world, 15)
+    await until(lambda: len(world.sandboxes) == 1)
+    assert [info.record.key.id for info in await manager.sessions()] == ["long"]
+    await turn(world, 140)
+    await world.empty()
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_during_closing_waits_and_starts_anew(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    world.engine.delays_s["destroy"] = 0.1
+    closing = asyncio.create_task(manager.close_session(at.key))
+    await asyncio.sleep(0)
+    outcome = await run(at, "1 + 1")
+    assert text_of(outcome) == "2"
+    assert "the operator closed it" in (outcome.state_lost_before or "")
+    assert await closing
+    assert not await manager.close_session(SessionKey("nobody", KeyKind.REQUEST, "x"))
+
+
+async def test_a_clean_up_while_code_runs_ends_it_and_does_not_start_anew(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a", Retention.REQUEST)
+    running = await started(at, ENDLESS, attempt="endless")
+    queued = asyncio.create_task(run(at, "1"))
+    await asyncio.sleep(0)
+    await at.cleanup()
+    cut, refused = await asyncio.gather(running, queued, return_exceptions=True)
+    assert isinstance(cut, Outcome)
+    assert cut.receipt.state is State.LOST
+    assert isinstance(refused, CallRefused)
+    await world.empty()
+    assert world.engine.calls["launch"] == 1
+    assert (await manager.collect(at.key, "endless")).receipt.ending is cut.receipt.ending
+
+
+async def test_a_waiting_call_that_is_cancelled_never_runs(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    running = await started(at, "import asyncio\nawait asyncio.sleep(0.2)")
+    events: list[ExecutionEvent] = []
+    waiting = asyncio.create_task(at.run(Execution(PythonCall("y = 1"), attempt_id="w"), events.append))
+    await until(lambda: events != [])
+    assert events == [Queued("turn", 1)]
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await running
+    assert (await run(at, "y")).receipt.ending is Ending.RAISED
+    with pytest.raises(AttemptUnknown):
+        await manager.collect(at.key, "w")
+
+
+async def test_more_calls_than_a_session_queues_are_refused(world: World) -> None:
+    manager = await world.manager(max_waiting_calls=2)
+    at = attach(manager, "a")
+    running = await started(at, "import asyncio\nawait asyncio.sleep(0.1)")
+    waiting = [asyncio.create_task(run(at, "1")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(NoCapacity, match="2 calls of this session wait"):
+        await run(at, "1")
+    await asyncio.gather(running, *waiting)
+
+
+async def test_bad_arguments_create_nothing(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    for execution in (
+        Execution(PythonCall("1"), timeout_s=0),
+        Execution(PythonCall("1"), timeout_s=float("nan")),
+        Execution(PythonCall("1"), attempt_id="x" * 129),
+        Execution(PythonCall("1"), attempt_id="\ud800"),
+    ):
+        with pytest.raises(CallRefused):
+            await at.run(execution)
+    assert world.sandboxes == []
+
+
+async def test_a_pruned_outcome_is_expired_and_does_not_run_again(world: World) -> None:
+    manager = await world.manager(outcomes_kept_s=10.0)
+    at = attach(manager, "a")
+    await run(at, "n = 1", attempt="one")
+    await manager._keeper.settled()
+    await world.store.prune(closed_before=0, outcomes_before=1e12)
+    for again in (run(at, "n = 1", attempt="one"), manager.collect(at.key, "one")):
+        with pytest.raises(AttemptExpired):
+            await again
+    assert len(world.sandboxes[0].agent.executed) == 1
+
+
+async def test_an_attempt_of_a_closed_session_is_not_run_in_the_next(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    first = await run(at, "'once'", attempt="one")
+    await manager.close_session(at.key)
+    assert await run(at, "'once'", attempt="one") == first
+    assert (await manager.collect(at.key, "one")).value == "'once'"
+    assert world.sandboxes == []
+
+
+async def test_collecting_from_unknown_sessions_says_so(world: World) -> None:
+    manager = await world.manager()
+    key = request("nobody").key
+    for ask in (manager.collect(key, "a"), manager.session(key), manager.interrupt(key), manager.restart(key)):
+        with pytest.raises(SessionUnknown):
+            await ask
+    with pytest.raises(SessionUnknown):
+        await manager.files(key).list()
+    await run(attach(manager, "known"), "1")
+    with pytest.raises(AttemptUnknown):
+        await manager.collect(request("known").key, "a")
+
+
+# --- what breaks -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_broken_connection_is_made_again_and_nothing_runs_twice(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "n = 0")
+    call = await started(at, "import asyncio\nn += 1\nawait asyncio.sleep(0.1)\nn")
+    world.sandboxes[0].agent.drop_connections()
+    assert text_of(await call) == "1"
+    world.sandboxes[0].agent.drop_connections()
+    assert text_of(await run(at, "n")) == "1"
+    agent = world.sandboxes[0].agent
+    assert len(agent.executed) == len(set(agent.executed)) == 3
+
+
+async def test_a_stalled_agent_is_a_bounded_wait_and_its_result_can_be_fetched_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "REPLY_S", 0.1)
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    agent = world.sandboxes[0].agent
+    agent.slow_s = 0.3
+    with pytest.raises(ChannelLost, match="can be fetched again") as lost:
+        await run(at, "'done'", attempt="slow")
+    assert lost.value.attempt == "slow"
+    agent.slow_s = 0.0
+    assert text_of(await manager.collect(at.key, "slow")) == "'done'"
+    assert text_of(await run(at, "x")) == "1"
+
+
+async def test_a_lying_agent_loses_its_session_and_harms_nobody(world: World) -> None:
+    manager = await world.manager()
+    at, other = attach(manager, "a"), attach(manager, "b")
+    await run(at, "x = 1")
+    await run(other, "x = 2")
+    liar = next(s for s in world.sandboxes if s.handle == (manager._keeper.sessions[at.key].record.handle))
+    liar.agent.lies = [b'{"t":"result","id":%ID%,"receipt":{}}\n']
+    outcome = await run(at, "x")
+    assert outcome.receipt.ending is Ending.LOST
+    assert "broke the protocol" in outcome.notes[0]
+    assert text_of(await run(other, "x")) == "2"
+    after = await run(at, "x")
+    assert (after.receipt.ending, after.receipt.epoch) == (Ending.RAISED, 2)
+    assert liar not in world.sandboxes
+
+
+async def test_a_sandbox_that_dies_between_calls_is_told_with_the_next_outcome(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    world.sandboxes[0].agent.die("exit code 137")
+    await until(lambda: manager.counts[Phase.LOST] == 1)
+    outcome = await run(at, "1")
+    assert "exit code 137" in (outcome.state_lost_before or "")
+    assert outcome.receipt.epoch == 2
+
+
+async def test_a_sandbox_that_dies_at_the_call_is_a_lost_outcome(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    world.sandboxes[0].agent.dies_on = "exec"
+    outcome = await run(at, "x", attempt="d")
+    assert outcome.receipt.ending is Ending.LOST
+    assert "variables are lost, files are kept" in outcome.notes[0]
+    assert (await run(at, "x", attempt="d")).receipt == outcome.receipt
+
+
+async def test_one_hung_launch_delays_nobody_else_and_ends(world: World) -> None:
+    manager = await world.manager(launch_s=0.2)
+    at = attach(manager, "warm")
+    await run(at, "x = 1")
+    world.engine.hangs.add("launch")
+    hung = asyncio.create_task(run(attach(manager, "cold"), "1"))
+    assert text_of(await run(at, "x")) == "1"
+    with pytest.raises(EngineUnavailable, match="launch"):
+        await hung
+    world.engine.hangs.clear()
+    assert text_of(await run(attach(manager, "cold"), "1 + 1")) == "2"
+    assert manager._admission.held == 2
+
+
+async def test_an_engine_that_cannot_destroy_holds_no_key_and_is_asked_again(world: World) -> None:
+    manager = await world.manager(orphan_sweep_s=5.0)
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    world.engine.fails["destroy"] = EngineUnavailable("down")
+    assert await manager.close_session(at.key)
+    assert len(world.sandboxes) == 1
+    world.engine.fails.clear()
+    await turn(world, 6)
+    await world.empty()
+
+
+async def test_a_full_disk_stops_no_running_session_and_loses_no_receipt(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    world.store.full = True
+    assert text_of(await run(at, "x")) == "1"
+    with pytest.raises(StoreUnavailable):
+        await run(attach(manager, "new"), "1")
+    with pytest.raises(StoreUnavailable):
+        await run(at, "x", attempt="promised")
+    with pytest.raises(StoreUnavailable):
+        await manager.health()
+    world.store.full = False
+    await turn(world, 2)
+    await manager._keeper.settled()
+    assert len(await manager.attempts(at.key)) == 2
+    assert text_of(await run(at, "x", attempt="promised")) == "1"
+    assert text_of(await run(attach(manager, "new"), "1 + 1")) == "2"
+
+
+async def test_a_session_closed_while_the_disk_was_full_is_closed_in_the_ledger_later(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    world.store.full = True
+    await manager.close_session(at.key)
+    world.store.full = False
+    outcome = await run(at, "1")
+    assert outcome.state_lost_before is not None
+    await turn(world, 2)
+    closed = await manager.sessions(SessionFilter(include_closed=True))
+    assert sorted(info.phase for info in closed) == [Phase.CLOSED, Phase.IDLE]
+
+
+async def test_a_listener_that_raises_harms_nobody(world: World) -> None:
+    manager = await world.manager()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+
+    def bad(event: ExecutionEvent) -> None:
+        raise RuntimeError("a listener's fault")
+
+    assert text_of(await attach(manager, "a").run(Execution(PythonCall("1 + 1")), bad)) == "2"
+    await until(lambda: complaints != [])
+    asyncio.get_running_loop().set_exception_handler(None)
+
+
+# --- capacity --------------------------------------------------------------------------------------------------------
+
+
+async def test_queue_time_is_not_charged_to_the_code_and_the_last_is_sent_away(world: World) -> None:
+    manager = await world.manager(max_sessions=1, queue_s=20.0, evict_after_s=1e9)
+    first = attach(manager, "first")
+    await run(first, "1")
+    events: list[ExecutionEvent] = []
+    second = attach(manager, "second")
+    waiting = asyncio.create_task(second.run(Execution(PythonCall("1 + 1"), timeout_s=0.5), events.append))
+    await until(lambda: events != [])
+    assert events == [Queued("admission", 1)]
+    await turn(world, 15)
+    await manager.close_session(first.key)
+    outcome = await waiting
+    assert outcome.receipt.ending is Ending.OK
+    third = asyncio.create_task(run(attach(manager, "third"), "1"))
+    await until(lambda: manager.counts["waiting"] == 1)
+    await turn(world, 21)
+    with pytest.raises(NoCapacity, match=r"at capacity.*try again in"):
+        await third
+
+
+async def test_eviction_takes_ones_own_idle_request_first_and_never_anothers_retained(world: World) -> None:
+    manager = await world.manager(max_sessions=4, evict_after_s=10.0)
+    held = {
+        "retained": manager.attach(request("retained", Retention.RETAINED, "alice")),
+        "chosen": manager.attach(request("chosen", Retention.CHOSEN, "alice")),
+        "request": manager.attach(request("request", Retention.REQUEST, "alice")),
+        "bob": manager.attach(request("bob", Retention.RETAINED, "bob")),
+    }
+    for at in held.values():
+        await run(at, "1")
+    await turn(world, 20)
+    for _ in range(3):
+        await run(manager.attach(request(f"new-{_}", Retention.REQUEST, "alice")), "1")
+    evicted = [str(key.id) for key, change in world.recorder.changes if change.transition is Transition.CLOSE]
+    assert evicted == ["request", "chosen", "retained"]
+    assert set(world.reasons()) == {CloseReason.EVICTED}
+
+
+async def test_the_pool_gives_way_and_never_exceeds_the_cap(world: World) -> None:
+    manager = await world.manager(max_sessions=3, pool_size=2)
+    await until(lambda: manager.counts["pool"] == 2)
+    for number in range(3):
+        await run(attach(manager, f"s{number}"), "1")
+    assert world.engine.most <= 3
+    assert manager.counts["pool"] == 0
+    await manager.close_session(request("s0").key)
+    await until(lambda: manager.counts["pool"] == 1)
+    assert world.engine.most <= 3
+    assert world.recorder.starts == ["pool"] * 3 or "launch" in world.recorder.starts
+
+
+async def test_a_session_that_needs_its_own_workspace_displaces_a_pooled_sandbox(world: World) -> None:
+    manager = await world.manager(max_sessions=2, pool_size=1)
+    await until(lambda: manager.counts["pool"] == 1)
+    at, other = attach(manager, "a"), attach(manager, "b")
+    await run(at, "f = open('/mnt/data/t', 'w')\nf.write('kept')\nf.close()")
+    session = manager._keeper.sessions[at.key]
+    assert session.record.handle is not None
+    world.engine.sandboxes[session.record.handle.sandbox_id].agent.die()
+    await until(lambda: manager.counts[Phase.LOST] == 1)
+    await run(other, "1")
+    assert text_of(await run(at, "open('/mnt/data/t').read()")) == "'kept'"
+    assert world.engine.most <= 3  # the dead one is still listed while another is launched
+
+
+# --- resources -------------------------------------------------------------------------------------------------------
+
+
+class Notes:
+    """A resource for tests."""
+
+    def __init__(self, state: bytes | None) -> None:
+        self.content = state or b""
+        self.closed = False
+
+    def state(self) -> bytes | None:
+        return self.content
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def notes_of(at: Attachment) -> Notes:
+    made = await at.resource("notes", Notes)
+    assert isinstance(made, Notes)
+    return made
+
+
+async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: World) -> None:
+    manager = await world.manager()
+    first, second = attach(manager, "a", Retention.REQUEST), attach(manager, "a", Retention.REQUEST)
+    notes = await notes_of(first)
+    assert await notes_of(second) is notes
+    notes.content = b"written"
+    await first.save("notes")
+    assert world.sandboxes == []
+    await first.cleanup()
+    assert not notes.closed
+    await crash(manager)
+    world.managers.remove(manager)
+    manager = await world.manager()
+    again = attach(manager, "a", Retention.REQUEST)
+    restored = await notes_of(again)
+    assert restored.content == b"written"
+    await manager.close_session(again.key)
+    assert restored.closed
+    assert await world.store.get_resource(again.key, "notes") is None
+
+
+# --- restarts --------------------------------------------------------------------------------------------------------
+
+
+async def test_two_claimants_of_one_session_are_both_quarantined(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    session = manager._keeper.sessions[at.key]
+    double = await FakeBackend(OWNER, world.engine).launch("k-double", ManagerSettings().spec, "w-double")
+    channel = await FakeBackend(OWNER, world.engine).connect(double)
+    client = await client_module.AgentClient.connect(channel)
+    await client.claim(OWNER.ticket(double.sandbox_id, session.claim), session.claim, 7, 7)
+    await client.close()
+    await crash(manager)
+    world.managers.remove(manager)
+    manager = await world.manager()
+    assert len(manager.adopted.quarantined) == 2
+    outcome = await run(attach(manager, "a"), "x")
+    assert outcome.receipt.ending is Ending.RAISED
+    assert outcome.state_lost_before is not None
+    assert len(world.sandboxes) == 3
+    await manager.close()
+    world.managers.remove(manager)
+    assert len(world.sandboxes) == 1
+
+
+async def test_a_forged_ticket_is_nobodys(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    claim = manager._keeper.sessions[at.key].claim
+    forged = await FakeBackend(OWNER, world.engine).launch("k-forged", ManagerSettings().spec, "w-forged")
+    client = await client_module.AgentClient.connect(await FakeBackend(OWNER, world.engine).connect(forged))
+    await client.claim("0" * 64, claim, 1, 0)
+    await client.close()
+    await crash(manager)
+    world.managers.remove(manager)
+    manager = await world.manager()
+    assert (manager.adopted.sessions, manager.adopted.removed) == (1, 1)
+    assert text_of(await run(attach(manager, "a"), "x")) == "1"
+
+
+async def test_sandboxes_that_did_not_outlive_the_host_are_told_and_their_attempts_settled(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    call = await started(at, ENDLESS, attempt="running")
+    await crash(manager)
+    world.managers.remove(manager)
+    await asyncio.gather(call, return_exceptions=True)
+    for sandbox in world.sandboxes:
+        await sandbox.agent.end()
+    world.engine.sandboxes.clear()
+    manager = await world.manager()
+    assert (manager.adopted.sessions, manager.adopted.lost) == (0, 1)
+    assert (await manager.collect(at.key, "running")).receipt.ending is Ending.LOST
+    outcome = await run(attach(manager, "a"), "x")
+    assert "did not outlive" in (outcome.state_lost_before or "")
+    assert (outcome.receipt.epoch, outcome.receipt.ending) == (2, Ending.RAISED)
+
+
+async def test_an_attempt_that_never_reached_the_sandbox_is_settled_as_never_started(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    session = manager._keeper.sessions[at.key]
+    execution = Execution(PythonCall("x = 2"), attempt_id="early")
+    await world.store.register(
+        AttemptRecord(at.key, session.record.incarnation, "early", execution.digest(), world.clock.now())
+    )
+    await crash(manager)
+    world.managers.remove(manager)
+    manager = await world.manager()
+    assert (await manager.collect(at.key, "early")).receipt.ending is Ending.NEVER_STARTED
+    assert text_of(await run(attach(manager, "a"), "x")) == "1"
+
+
+async def test_requests_without_a_connection_go_after_the_grace_of_a_restart(world: World) -> None:
+    manager = await world.manager()
+    for retention in Retention:
+        await run(attach(manager, retention.value, retention), "x = 1")
+    await crash(manager)
+    world.managers.remove(manager)
+    manager = await world.manager(grace_s=10.0)
+    await until(lambda: len(world.sandboxes) == 3)
+    await turn(world, 12)
+    await until(lambda: len(world.sandboxes) == 2)
+    assert sorted(info.record.key.id for info in await manager.sessions()) == ["chosen", "retained"]
+
+
+async def test_a_sandbox_without_a_session_is_removed_by_the_sweep(world: World) -> None:
+    manager = await world.manager(orphan_sweep_s=5.0, pool_size=1)
+    await run(attach(manager, "a"), "1")
+    await until(lambda: manager.counts["pool"] == 1)
+    await FakeBackend(OWNER, world.engine).launch("k-orphan", ManagerSettings().spec, "w-orphan")
+    assert len(world.sandboxes) == 3
+    await turn(world, 12)
+    await until(lambda: len(world.sandboxes) == 2)
+
+
+async def test_a_stop_ends_running_calls_and_refuses_new_ones(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS)
+    await manager.close()
+    world.managers.remove(manager)
+    assert (await call).receipt.ending is Ending.INTERRUPTED
+    with pytest.raises(CallRefused, match="stopping"):
+        await run(at, "1")
+    assert len(world.sandboxes) == 1
+
+
+async def test_a_start_that_fails_leaves_nothing_open(world: World) -> None:
+    manager = await world.manager()
+    await run(attach(manager, "a"), "x = 1")
+    await crash(manager)
+    world.managers.remove(manager)
+    world.engine.fails["list_owned"] = EngineUnavailable("down")
+    with pytest.raises(EngineUnavailable):
+        await world.manager()
+    world.engine.fails.clear()
+    manager = await world.manager()
+    assert text_of(await run(attach(manager, "a"), "x")) == "1"
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+async def test_operators_see_what_is_recorded_and_what_is_the_case(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, "import asyncio\nawait asyncio.sleep(0.2)", attempt="now")
+    waiting = asyncio.create_task(run(at, "1"))
+    await asyncio.sleep(0)
+    info = await manager.session(at.key)
+    assert (info.phase, info.running, info.waiting, info.attached) == (Phase.RUNNING, "now", 1, 1)
+    assert info.usage is not None
+    world.engine.hangs.add("usage")
+    await asyncio.gather(call, waiting)
+    minted = await manager.mint("alice", ttl_s=60)
+    assert len(minted.id) >= 22
+    assert minted.kind is KeyKind.RETAINED
+    listed = await manager.sessions(SessionFilter(principal="alice", phases=frozenset({"new"})))
+    assert [info.record.key for info in listed] == [minted]
+    assert len(world.sandboxes) == 1
+    await manager.close_session(at.key)
+    closed = await manager.session(at.key)
+    assert (closed.phase, closed.record.close_reason, closed.record.calls) == (Phase.CLOSED, "operator", 2)
+    with contextlib.suppress(SandboxError):
+        await manager.interrupt(minted)
+
+
+async def test_health_is_checked_once_for_many_and_again_after_a_while(world: World) -> None:
+    manager = await world.manager(health_kept_s=5.0)
+    await asyncio.gather(*(manager.health() for _ in range(10)))
+    await manager.health()
+    assert world.engine.calls["launch"] == 1
+    world.engine.fails["launch"] = EngineUnavailable("down")
+    await world.clock.advance(6)
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable):
+            await manager.health()
+    assert world.engine.calls["launch"] == 2
+    await world.empty()
