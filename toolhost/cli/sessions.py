@@ -12,18 +12,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NoReturn, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import typer
 from rich.live import Live
 
 from toolhost.admin_client import AdminClient, HostRefused, HostUnreachable
 from toolhost.cli.prune import prune
-from toolhost.cli.shown import duration, moment, rows, safe, size, span, table, terminal
+from toolhost.cli.shown import NOTHING, USAGE, confirm, duration, fail, moment, rows, safe, size, span, table, terminal
 from toolhost.config import load
 from toolhost.errors import ConfigurationError
 
-NOTHING, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
+UNREACHABLE, REFUSED, INTERRUPTED = 3, 4, 130
 EPILOG = """Exit codes: 0 done; 1 no such session, nothing to do, or not confirmed; 2 wrong usage or settings;
 3 no host is reached; 4 the host refused (token, scope, state); 130 interrupted.
 
@@ -35,7 +35,7 @@ TOOLHOST_CLIENT__URL, or the `server.listen` of the settings."""
 app = typer.Typer(no_args_is_help=True, epilog=EPILOG, rich_markup_mode=None, help="Look into a host that runs.")
 files = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="A session's files.")
 app.add_typer(files, name="files")
-app.command("prune", epilog=EPILOG)(prune)
+app.command("prune")(prune)
 
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="Where the host is.")]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="A file with an admin token.")]
@@ -408,23 +408,3 @@ def talking(url: str | None, token_file: Path | None, config: Path | None) -> It
         fail(error.message, NOTHING if error.status == 404 else REFUSED)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-
-
-def confirm(question: str, names: list[str], yes: bool) -> None:
-    """Asks on a terminal; elsewhere nobody could answer, and nothing is done without --yes."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        fail(f"{question} Nobody can be asked here: add --yes", USAGE)
-    for name in names[:20]:
-        typer.echo(f"  {safe(name)}", err=True)
-    if len(names) > 20:
-        typer.echo(f"  … and {len(names) - 20} more", err=True)
-    if not typer.confirm(question, err=True):
-        raise typer.Exit(NOTHING)
-
-
-def fail(message: str, code: int) -> NoReturn:
-    """One line on stderr; the exit code says which kind."""
-    typer.echo(f"toolhost: {safe(message)}", err=True)
-    raise typer.Exit(code)

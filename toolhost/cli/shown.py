@@ -1,6 +1,6 @@
-"""How commands show things: a table on a terminal, tab-separated lines in a pipe. What came from outside is made safe.
+"""How commands show things and ask: tables on a terminal, lines in a pipe. What came from outside is made safe.
 
-Above: `cli.sessions`. Below: rich.
+Above: `cli.sessions`, `cli.prune`. Below: rich.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+NOTHING, USAGE = 1, 2  # exit codes
+NAMED = 20  # of those that a question is about
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -85,3 +88,23 @@ def duration(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise typer.BadParameter(f"{text!r} is not a duration: for example 90, 30s, 10m, 2h, 1d")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def confirm(question: str, names: list[str], yes: bool) -> None:
+    """Asks on a terminal; elsewhere nobody could answer, and nothing is done without --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail(f"{question} Nobody can be asked here: add --yes", USAGE)
+    for name in names[:NAMED]:
+        typer.echo(f"  {safe(name)}", err=True)
+    if len(names) > NAMED:
+        typer.echo(f"  … and {len(names) - NAMED} more", err=True)
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(NOTHING)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """One line on stderr; the exit code says which kind."""
+    typer.echo(f"toolhost: {safe(message)}", err=True)
+    raise typer.Exit(code)
