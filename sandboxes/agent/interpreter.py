@@ -86,8 +86,20 @@ class Interpreter:
         self._channel.send({"t": "ready", "pid": self._pid, "python": version})
         while True:
             request = self._next()
-            if request.get("t") == "cell":
+            kind = request.get("t")
+            if kind == "cell":
                 self._channel.send(self._answer(request))
+            elif kind == "reap":
+                self._reap(request["pids"])
+
+    @staticmethod
+    def _reap(pids: list[int]) -> None:
+        """Children that the supervisor killed: as zombies they would count against the process limit."""
+        for pid in pids:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except OSError:
+                continue  # not a child of this process, or user code has waited for it
 
     def _next(self) -> dict[str, Any]:
         while not self._channel.has_line():

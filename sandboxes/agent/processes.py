@@ -123,20 +123,26 @@ class Ender:
         self.end_all()
         return False
 
-    def end_since(self, tick: int, keep_roots: Iterable[int], survivor: int) -> None:
+    def end_since(self, tick: int, keep_roots: Iterable[int], survivor: int) -> list[int]:
         """Kills what an execution started, at or after `tick`, while `survivor`, which ran it, lives on: neither
-        what descends from `keep_roots` nor what was adopted. What forks too fast to be outrun takes all with it."""
+        what descends from `keep_roots` nor what was adopted. What forks too fast to be outrun takes all with
+        it. Returns those of the killed
+        that are the survivor's children, and so its own to reap."""
         keep_roots = set(keep_roots)
+        orphaned: set[int] = set()
         for attempt in range(_ROUNDS):
             processes = self._doomed(keep_roots)
             doomed = [pid for pid, process in processes.items() if process.started >= tick and pid != survivor]
             if not doomed:
-                return
+                break
+            orphaned.update(pid for pid in doomed if processes[pid].parent == survivor)
             for pid in doomed:
                 send(pid, signal.SIGSTOP if attempt == 0 and len(doomed) > 1 else KILL)
             if attempt > 1:
                 time.sleep(0.001)
-        self.end_all()
+        else:
+            self.end_all()
+        return sorted(orphaned)
 
     def end_below(self, roots: Iterable[int]) -> None:
         """Kills `roots`, all their descendants and the members of their sessions."""

@@ -40,7 +40,7 @@ class Python:
         executions: Executions,
         launcher: str,
         end_rest: Callable[[], None],
-        end_since: Callable[[int, int], None],
+        end_since: Callable[[int, int], list[int]],
     ) -> None:
         self._config = config
         self._loop = loop
@@ -217,7 +217,7 @@ class Python:
             interpreter.fail()
             return
         if run.why is not None:
-            self._end_since(self._began, interpreter.pid)
+            interpreter.reap(self._end_since(self._began, interpreter.pid))
         interpreter.output.drain()
         self._run = None
         value, error = frame.get("value"), frame.get("error")

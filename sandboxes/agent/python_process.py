@@ -89,6 +89,13 @@ class Interpreter:
         self._unsent += wire.encode(frame)
         self._flush()
 
+    def reap(self, pids: list[int]) -> None:
+        """Tells it which of its children were killed: zombies count against the limit of processes, and only their
+        parent can reap them."""
+        if pids:
+            self._unsent += wire.encode({"t": "reap", "pids": pids})
+            self._flush()
+
     def signal(self, number: int) -> None:
         if not self.doomed:
             send(self.pid, number)

@@ -149,9 +149,9 @@ class Supervisor:
         if not self._ender.end_all_but([*self._workers(), *self._shells.pids]):
             self._executions.note_all_ended()
 
-    def _end_started(self, since: int, survivor: int) -> None:
+    def _end_started(self, since: int, survivor: int) -> list[int]:
         """An execution was stopped and its interpreter survived: what it had started does not."""
-        self._ender.end_since(since, [*self._workers(), *self._shells.pids], survivor)
+        return self._ender.end_since(since, [*self._workers(), *self._shells.pids], survivor)
 
     def _disk_full(self, used: int) -> None:
         limit = self._config.disk_bytes or 0

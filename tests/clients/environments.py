@@ -113,6 +113,8 @@ ENVIRONMENTS = {
         pip_environment("mcp-1.12", "mcp==1.12.4", "pydantic<2.12"),
         pip_environment("mcp-1", "mcp<2"),
         pip_environment("mcp-2", "mcp>=2.3,<3"),
+        # No client: what the interpreter's rich display is tested with, outside of a sandbox.
+        pip_environment("science", "numpy", "pandas", "matplotlib", "ipython", "pillow"),
         Environment(
             "vllm",
             build_vllm,

@@ -36,12 +36,14 @@ class RunningHost:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         port: int | None = None,
+        python: Path | str = sys.executable,
     ) -> None:
         self.state_dir = state_dir
         self.backend = backend
         self.arguments = tuple(arguments)
         self.environment = dict(environment or {})
         self.port = port or free_port()
+        self.python = str(python)
         self.log = state_dir.parent / f"{state_dir.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -55,7 +57,7 @@ class RunningHost:
 
     def start(self) -> RunningHost:
         command = [
-            *(sys.executable, "-m", "toolhost", "serve"),
+            *(self.python, "-m", "toolhost", "serve"),
             *("--listen", self.address, "--state-dir", str(self.state_dir), "--backend", self.backend),
             *self.arguments,
         ]

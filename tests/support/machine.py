@@ -77,6 +77,7 @@ MARKS = {
     "bubblewrap": no_bubblewrap,
     "docker": no_docker,
     "runsc": no_runsc,
+    "science": functools.partial(no_client, "science"),
     "vllm": functools.partial(no_client, "vllm"),
     "clients": lambda: no_client("mcp-1.12") or no_client("mcp-1") or no_client("mcp-2"),
 }

@@ -18,21 +18,9 @@ from typing import Any
 
 from sandboxes.agent.launch import command
 
-SCIENCE_PYTHON = "TOOLHOST_TEST_SCIENCE_PYTHON"
 CAP = 20_000
 # No wait in these tests is longer: seconds.
 PATIENCE = 30.0
-
-
-def science_python() -> str | None:
-    """A Python with numpy, matplotlib, IPython, pandas and pillow: from the environment, or the project's own."""
-    named = os.environ.get(SCIENCE_PYTHON)
-    candidates = [named] if named else [str(path) for path in Path(".toolhost").glob("**/bin/python")]
-    for candidate in candidates:
-        probe = "import numpy, matplotlib, IPython, pandas, PIL"
-        if subprocess.run([candidate, "-I", "-c", probe], capture_output=True, check=False).returncode == 0:
-            return candidate
-    return None
 
 
 class Died(Exception):
@@ -88,6 +76,9 @@ class InterpreterProcess:
         frame = {"t": "cell", "n": self._number, "code": code, "cap": cap, "outputs": where}
         self._mine.sendall(json.dumps(frame).encode() + b"\n")
         return self._number
+
+    def reap(self, pids: list[int]) -> None:
+        self._mine.sendall(json.dumps({"t": "reap", "pids": pids}).encode() + b"\n")
 
     def frame(self) -> dict[str, Any]:
         """The next frame; output is taken in meanwhile. Raises Died, or TimeoutError after PATIENCE."""

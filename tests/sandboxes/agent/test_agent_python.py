@@ -45,7 +45,10 @@ def test_a_print_without_newline_is_delivered(link: Link) -> None:
 
 def test_output_is_streamed_before_the_result(link: Link) -> None:
     _, ident = link.submit("import time\nprint('first', flush=True)\ntime.sleep(30)")
-    assert link.until("output", ident=ident)["text"] == "first\n"
+    printed = ""
+    while "\n" not in printed:  # a text and its newline may come in two pieces
+        printed += link.until("output", ident=ident)["text"]
+    assert printed == "first\n"
 
 
 def test_150000_characters_are_marked_as_cut_and_the_whole_is_in_the_file(link: Link, agent: Agent) -> None:
@@ -224,7 +227,7 @@ def test_a_disk_that_fills_ends_what_fills_it_and_the_next_call_can_delete(tmp_p
     result = link.run(code, timeout=60.0)
     assert result["receipt"]["ending"] == "interrupted"
     assert "the limit is 20 MiB" in result["notes"][0]
-    assert link.run("import os\nfor i in range(60): os.remove(f'f{i}')\nx")["value"] == "1"
+    assert link.run("import glob, os\nfor name in glob.glob('f*'): os.remove(name)\nx")["value"] == "1"
     assert agent.close() == ""
 
 

@@ -237,7 +237,7 @@ _values = st.recursive(
 )
 _frames = st.builds(
     lambda kind, fields: {**fields, "t": kind},
-    st.sampled_from(sorted(wire.REQUESTS - {"stop", "hello"})) | st.text(max_size=6),
+    st.sampled_from(sorted(wire.REQUESTS - {"stop", "hello", "restart"})) | st.text(max_size=6),
     st.dictionaries(
         st.sampled_from(
             ["id", "attempt", "digest", "kind", "call", "op", "path", "limit", "why", "attempts", "timeout"]
@@ -255,7 +255,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     assert agent.close() == ""
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_frames, max_size=5))
 def test_frames_with_wrong_fields_are_answered_and_change_nothing(fuzzed: Agent, frames: list[Frame]) -> None:
     link, hello = fuzzed.hello()
@@ -270,7 +270,7 @@ def test_frames_with_wrong_fields_are_answered_and_change_nothing(fuzzed: Agent,
     assert after["claim"] == hello["claim"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_frame_close_their_connection_only(fuzzed: Agent, data: bytes) -> None:
     link, _ = fuzzed.hello()

@@ -421,3 +421,18 @@ def test_strings_and_own_names_never_need_ipython(python: InterpreterProcess) ->
     ):
         assert python.run(code)["outcome"] == "ok", code
     assert "SyntaxError" in python.run("text = '''\n%time\n'''\nx = = 1")["error"]
+
+
+def wait_until_zombie(pid: int) -> None:
+    while ") Z " not in Path(f"/proc/{pid}/stat").read_text():
+        os.sched_yield()
+
+
+def test_children_that_the_supervisor_killed_are_reaped(python: InterpreterProcess) -> None:
+    started = python.run("import subprocess; p = subprocess.Popen(['sleep', '1000']); p.pid")
+    pid = int(started["value"])
+    os.kill(pid, signal.SIGKILL)
+    wait_until_zombie(pid)
+    python.reap([pid, 1])
+    check_next_call_works(python)
+    assert not Path(f"/proc/{pid}").exists(), "a zombie would count against the process limit"

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
-from .interpreter_process import SCIENCE_PYTHON, InterpreterProcess, science_python
+from tests.clients.environments import ENVIRONMENTS
+
+from .interpreter_process import InterpreterProcess
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
+pytestmark = pytest.mark.science
+
+
 @pytest.fixture(scope="module")
 def executable() -> str:
-    found = science_python()
-    if found is None:
-        pytest.skip(f"no Python with numpy, matplotlib, IPython, pandas and pillow: name one in {SCIENCE_PYTHON}")
-    return found
+    return str(ENVIRONMENTS["science"].python)
 
 
 @pytest.fixture
