@@ -72,7 +72,7 @@ def attempt(known: AttemptRecord) -> dict[str, Any]:
         "settled": receipt is not None,
         "kept": known.outcome is not None,
         "duration_s": None if receipt is None else duration_s(receipt),
-        "receipt": None if receipt is None else asdict(receipt),
+        "receipt": receipt and {**asdict(receipt), "session": label(known.session)},
     }
 
 
