@@ -23,7 +23,11 @@ FEWEST_SESSIONS = 4
 
 def create_backend(settings: Settings, owner: Owner) -> Backend:
     """The backend that the settings name. Raises ConfigurationError."""
-    factories: dict[str, Callable[[Settings, Owner], Backend]] = {"auto": _bubblewrap, "bubblewrap": _bubblewrap}
+    factories: dict[str, Callable[[Settings, Owner], Backend]] = {
+        "auto": _bubblewrap,
+        "bubblewrap": _bubblewrap,
+        "docker": _docker,
+    }
     factory = factories.get(settings.sandbox.backend)
     if factory is None:
         raise ConfigurationError(
@@ -40,6 +44,20 @@ def _bubblewrap(settings: Settings, owner: Owner) -> Backend:
         state_dir=settings.state_dir,
         owner=owner,
         environment=partial(load_environment, settings.environment_dir),
+        timeout_s=settings.python.timeout_s,
+    )
+
+
+def _docker(settings: Settings, owner: Owner) -> Backend:
+    from sandboxes.backends.docker import DockerBackend
+
+    return DockerBackend(
+        state_dir=settings.state_dir,
+        owner=owner,
+        image=settings.docker.image or "toolhost-python:latest",
+        engine_url=settings.docker.host or "unix:///var/run/docker.sock",
+        runtime=settings.docker.runtime,
+        networks=frozenset({settings.sandbox.egress} - {"none"}),
         timeout_s=settings.python.timeout_s,
     )
 
