@@ -89,7 +89,7 @@ class Pool:
 
     async def give_way(self) -> Sandbox | None:
         """Makes room for one sandbox when the cap is reached: hands one over, or returns None when there is room."""
-        while self.count > self._room():
+        while self.count > max(self._room(), 0):  # an empty pool stands in nobody's way, however many wait
             if (sandbox := self.take()) is not None:
                 return sandbox
             if self._removing:

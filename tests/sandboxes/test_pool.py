@@ -72,6 +72,14 @@ async def test_giving_way_hands_over_what_stands_in_the_way(place: Place) -> Non
     await handed.destroy()
 
 
+async def test_an_empty_pool_gives_way_at_once_however_many_wait(place: Place) -> None:
+    await until(lambda: place.pool.ready == 2)
+    place.room = -5
+    place.pool.notice()
+    await until(lambda: place.pool.count == 0)
+    assert await place.pool.give_way() is None
+
+
 async def test_giving_way_waits_for_what_is_just_being_launched(place: Place) -> None:
     await until(lambda: place.pool.ready == 2)
     place.engine.delays_s["launch"] = 0.1
