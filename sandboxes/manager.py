@@ -188,6 +188,7 @@ class SessionManager:
         """Sessions with what is the case now, newest use first. Raises StoreUnavailable where closed ones are asked."""
         which = which or SessionFilter()
         live = [session for session in self._keeper.sessions.values() if which.matches(session.info().live)]
+        live = sorted(live, key=lambda session: -session.used_at)[: which.limit]  # the engine is asked for these only
         gate = asyncio.Semaphore(USAGES_AT_ONCE)
 
         async def info(session: Session) -> SessionInfo:

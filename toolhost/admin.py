@@ -122,24 +122,26 @@ class AdminApi:
         )
 
     async def _matching(self, fields: Mapping[str, Any]) -> list[SessionInfo]:
-        phases = _phases(text(fields, "phase"))
-        which = SessionFilter(
-            principal=text(fields, "principal"),
-            phases=phases,
-            include_closed=flag(fields, "closed") or bool(phases and Phase.CLOSED in phases),
-            limit=_limit(fields.get("limit")),
-        )
+        phases, limit = _phases(text(fields, "phase")), _limit(fields.get("limit"))
         kind, ident, idle_s = text(fields, "kind"), text(fields, "id"), number(fields, "idle_s")
         if kind is not None and kind not in tuple(KeyKind):
             raise Refused(400, f"kind is one of {', '.join(KeyKind)}")
         idle_since = None if idle_s is None else time.time() - idle_s
-        return [
+        some = kind is None and ident is None and idle_s is None
+        which = SessionFilter(
+            principal=text(fields, "principal"),
+            phases=phases,
+            include_closed=flag(fields, "closed") or bool(phases and Phase.CLOSED in phases),
+            limit=limit if some else MAX_LISTED,
+        )
+        found = [
             info
             for info in await self._sessions.sessions(which)
             if (kind is None or info.record.key.kind == kind)
             and (ident is None or info.record.key.id == ident)
             and (idle_since is None or _idle(info, idle_since))
         ]
+        return found[:limit]
 
     async def _mint(self, request: Request) -> Response:
         operator = self._operator(request)

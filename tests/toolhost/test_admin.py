@@ -65,6 +65,9 @@ async def test_the_list_is_filtered_by_principal_state_kind_id_and_idle_time(hos
     assert set(await listed(host, "?kind=retained")) == set()
     assert set(await listed(host, "?id=b")) == {"bob/request/b"}
     assert set(await listed(host, "?idle_s=3600")) == set()
+    await host.run("c")
+    assert set(await listed(host, "?limit=1")) == {"anonymous/request/c"}, "the newest"
+    assert set(await listed(host, "?limit=1&id=b")) == {"bob/request/b"}
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,16 @@ async def test_a_minted_key_is_shown_once_and_opens_the_session_it_names(host: M
 )
 async def test_a_mint_that_makes_no_sense_is_refused(host: ManagedHost, body: bytes) -> None:
     assert (await host.ask(BASE, "POST", body)).status == 400
+
+
+async def test_a_later_ttl_narrows_and_never_widens(host: ManagedHost) -> None:
+    key = SECRET
+    for sent, expected in ((None, None), ("600", 600.0), ("60", 60.0), ("900", 60.0), (None, 60.0)):
+        headers = [("x-toolhost-session", key), *([("x-toolhost-ttl", sent)] if sent else [])]
+        async with await host.connect(None, headers=headers) as stream:
+            await stream.python("1")
+        shown = await host.json(f"{BASE}/{digest_of(key, retention=Retention.RETAINED)}")
+        assert shown["ttl_s"] == expected
 
 
 @pytest.mark.parametrize(("name", "status"), [("abc", 400), ("ABCDEF", 400), ("..%2f..", 400), ("0123456789", 404)])
