@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -196,3 +202,47 @@ def test_durations_and_sizes_are_read_and_shown_for_people() -> None:
     ]
     assert [span(value) for value in (0.004, 5, 65, 3700, 200_000)] == ["4 ms", "5 s", "1 m 5 s", "1 h 1 m", "2 d 7 h"]
     assert safe("a\nb\x1b\u202e\udc80é") == r"a\nb\x1b\u202e\udc80é"
+
+
+async def test_on_a_terminal_the_list_is_a_table_that_can_be_watched_until_ctrl_c(host: ManagedHost) -> None:
+    await host.run("a", "1 / 0")
+    shown = await asyncio.to_thread(_on_a_terminal, host.url, "list")
+    assert "SESSION" in shown.text
+    assert "anonymous/request/a" in shown.text
+    assert "1.0 MiB" in shown.text
+    assert shown.code == 0
+    watched = await asyncio.to_thread(_on_a_terminal, host.url, "list", "--watch", "--every", "0.2", until=b"0 %")
+    assert "anonymous/request/a" in watched.text
+    assert watched.code == 130
+    assert "Traceback" not in watched.text
+
+
+@dataclass(frozen=True)
+class Shown:
+    text: str
+    code: int
+
+
+def _on_a_terminal(url: str, *arguments: str, until: bytes | None = None) -> Shown:
+    """Runs the command on a terminal of its own; with `until`, presses Ctrl-C once that is shown."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 160))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolhost", "sessions", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TOOLHOST_CLIENT__URL": url, "TERM": "xterm"},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # the other end was closed: it has ended
+        while piece := os.read(ours, 1 << 16):
+            said += piece
+            if until is not None and until in said:
+                os.write(ours, b"\x03")
+                until = None
+    os.close(ours)
+    return Shown(said.decode(errors="replace"), process.wait(timeout=30))
