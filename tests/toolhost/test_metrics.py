@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,20 @@ async def test_metrics_need_a_token_where_there_are_tokens_and_name_nobody(tmp_p
     assert "toolhost_sessions" in text
     assert "who-is-it" not in text
     assert "somebody" not in text
+
+
+async def test_every_metric_is_explained_and_every_explained_one_is_there(tmp_path: Path) -> None:
+    pages = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    explained = {name for line in pages.splitlines() if line.startswith("| `toolhost_") for name in _names(line)}
+    async with managed(tmp_path) as host:
+        await host.run("a")
+        text = (await host.ask("/metrics")).body.decode()
+    there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE toolhost_")}
+    assert explained == {name for name in there if not name.endswith("_created")}
+
+
+def _names(line: str) -> list[str]:
+    return re.findall(r"`(toolhost_\w+)`", line.split("|")[1])
 
 
 class Failing(NullObserver):
