@@ -124,7 +124,7 @@ async def test_two_principals_with_one_id_share_nothing(tmp_path: Path, backend:
 
         path = "/v1/sessions/same/files/secret.txt"
         assert (await asyncio.to_thread(lambda: host.get(path, headers=alice))) == (200, b"of alice")
-        assert (await asyncio.to_thread(lambda: host.get(path, headers=bob)))[0] == 400
+        assert (await asyncio.to_thread(lambda: host.get(path, headers=bob)))[0] == 404
         assert (await asyncio.to_thread(lambda: host.get("/v1/admin/sessions", headers=bob)))[0] == 403
         listed = await admin(host, **root)
         assert {one["name"] for one in listed["sessions"]} == {"alice/request/same", "bob/request/same"}

@@ -44,7 +44,8 @@ async def test_a_file_goes_up_is_listed_comes_down_and_is_removed(host: ManagedH
     assert down.header("content-disposition") == "attachment; filename*=UTF-8''na%20me.bin"
     assert down.header("x-content-type-options") == "nosniff"
     assert (await host.ask(f"{base}/files/dir/na%20me.bin", "DELETE")).status == 204
-    assert (await host.ask(f"{base}/files/dir/na%20me.bin")).status == 400
+    gone = await host.ask(f"{base}/files/dir/na%20me.bin")
+    assert (gone.status, gone.json()["error"]["code"]) == (404, "file_unknown")
     assert host.engine.most == 1
 
 
@@ -116,7 +117,7 @@ async def test_a_user_lists_shows_and_closes_what_is_their_own_only(shared: Mana
         listed = (await shared.json("/v1/sessions", who="bob"))["sessions"]
         assert [one["name"] for one in listed] == ["bob/request/same"]
         assert (await shared.json("/v1/sessions/same", who="bob"))["principal"] == "bob"
-        assert (await shared.ask("/v1/sessions/same/files/secret", who="bob")).status == 400, "bob has no such file"
+        assert (await shared.ask("/v1/sessions/same/files/secret", who="bob")).status == 404, "bob has no such file"
         assert (await shared.json("/v1/sessions/same", "DELETE", who="bob")) == {"closed": True}
         assert await alice.python("x") == "'alice'"
         assert (await shared.ask("/v1/sessions/same/files/secret", who="alice")).body == b"of alice"
