@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from sandboxes.errors import SandboxError
 from sandboxes.spec import KeyKind, SessionKey
-from toolhost import __version__
+from toolhost import __version__, citations
 from toolhost.config import is_loopback
 from toolhost.errors import Refused, http_for
 from toolhost.identity import SESSION_ID
@@ -158,6 +158,7 @@ def _routes(services: Services) -> list[Route]:
     return [
         Route("/livez", live),
         Route("/healthz", healthy),
+        *citations.routes(services.sessions, services.auth, services.settings),
         Route("/v1/sessions/{id}/attempts/{attempt}", attempt),
         Route("/v1/sessions/{kind}/{id}/attempts/{attempt}", attempt),
     ]

@@ -24,7 +24,7 @@ from toolhost.backends import create_backend, manager_settings
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
 from toolhost.namespaces import registry
-from toolhost.namespaces.base import Namespace, SessionAttachment
+from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.telemetry import LogObserver
 
 log = logging.getLogger("toolhost.services")
@@ -44,6 +44,8 @@ class Sessions(Protocol):
     def attach(self, request: SessionRequest) -> SessionAttachment: ...
 
     async def collect(self, key: SessionKey, attempt_id: str) -> Outcome: ...
+
+    async def resource_state(self, key: SessionKey, name: str) -> bytes | None: ...
 
     async def health(self) -> None: ...
 
@@ -67,7 +69,15 @@ class Services:
             return
         if self.backend is not None:
             self._stack.enter_context(only_host(self.settings.state_dir))
-        await self.sessions.open()
+        try:
+            for namespace in self.namespaces.values():
+                if isinstance(namespace, Opened):
+                    self._stack.push_async_callback(namespace.close)
+                    await namespace.open()
+            await self.sessions.open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
         self._stack.push_async_callback(self.sessions.close)
         self._opened = True
 
