@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,15 @@ from tests.toolhost.rawclient import Stream
 pytestmark = [pytest.mark.bubblewrap, pytest.mark.timeout(180)]
 
 QUERY = "zebra folders of the corpus"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[RunningHost]:
+    """On one backend: browsing uses none."""
+    running = RunningHost(tmp_path / "state", backend="bubblewrap").start()
+    yield running
+    running.purge()
+    assert sandboxes(running) == []
 
 
 async def connect(host: RunningHost, session: str, *headers: tuple[str, str]) -> Stream:
