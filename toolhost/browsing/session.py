@@ -25,12 +25,16 @@ class BrowserSession:
 
     def __init__(self, state: bytes | None) -> None:
         self._stored = state
+        self.committed_bytes = 0 if state is None else len(state)
         self._stack: BrowserState | None = None
         self._turn = asyncio.Lock()
         self._saving: asyncio.Task[None] | None = None
 
     def state(self) -> bytes | None:
-        """The stack as bytes, as they were packed last: off the event loop, after the last call."""
+        """The stack as bytes. They are ready while it is committed, packed off the event loop, and not kept longer: the
+        pages have a copy of their own."""
+        if self._stored is None and self._stack is not None:
+            return self._stack.to_bytes()
         return self._stored
 
     async def close(self) -> None:
@@ -54,20 +58,29 @@ class BrowserSession:
 
     async def _loaded(self) -> BrowserState:
         if self._stack is None:
-            self._stack = BrowserState()
-            if self._stored is not None:
-                try:
-                    self._stack = await asyncio.to_thread(BrowserState.from_bytes, self._stored)
-                except ValueError as error:
-                    log.warning("a stored browser state cannot be read, so the session begins anew: %s", error)
+            # Only once all of it is there: a call that is cancelled here must not leave an empty stack behind.
+            self._stack = await self._restored()
+            self._stored = None
         return self._stack
+
+    async def _restored(self) -> BrowserState:
+        if self._stored is None:
+            return BrowserState()
+        try:
+            return await asyncio.to_thread(BrowserState.from_bytes, self._stored)
+        except ValueError as error:
+            log.warning("a stored browser state cannot be read, so the session begins anew: %s", error)
+            return BrowserState()
 
     async def _save(self, stack: BrowserState, save: Save) -> None:
         try:
             self._stored = await asyncio.to_thread(stack.to_bytes)
+            self.committed_bytes = len(self._stored)
             await save()
         except Exception:  # whatever the store raises: the page was shown and must not be lost with it
             log.exception("a browser state could not be committed; the next call tries again")
+        finally:
+            self._stored = None
 
     async def _saved(self) -> None:
         """The stack must not change while a thread reads it."""

@@ -59,7 +59,7 @@ class BrowserNamespace:
             fields = {
                 "session": label(attachment.key),
                 "tool": name,
-                "stored_bytes": len(session.state() or b""),
+                "stored_bytes": session.committed_bytes,
                 "ms": round((time.monotonic() - began) * 1000, 2),
             }
             log.debug("browser call", extra={"fields": fields})

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -106,9 +107,11 @@ async def test_a_connection_narrows_domains_and_a_header_sent_twice_narrows_twic
     async with await browser(host, ("x-toolhost-allow-domains", "example.org, toolhost")) as stream:
         assert "toolhost】" in await text_of(stream, "search", query="corpus")
         assert opening in await text_of(stream, "open", id=opening)
+        assert opening in await text_of(stream, "open", id=0, cursor=0)
     async with await browser(host, ("x-toolhost-deny-domains", "toolhost")) as stream:
         assert "toolhost】" not in await text_of(stream, "search", query="corpus")
         assert "domain list" in await text_of(stream, "open", id=opening)
+        assert "domain list" in await text_of(stream, "open", id=0, cursor=0), "also what the session has of it"
     twice = [("x-toolhost-allow-domains", "toolhost"), ("x-toolhost-allow-domains", "example.org")]
     async with await browser(host, *twice) as stream:
         assert "domain list" in await text_of(stream, "open", id=opening)
@@ -226,3 +229,30 @@ async def test_a_call_cancelled_while_it_commits_has_happened_and_the_next_waits
     go_on.set()
     assert await second == "1"
     assert commits == [1, 2]
+
+
+async def test_a_call_cancelled_while_pages_are_read_from_the_store_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = BrowserState()
+    stored.push(Page("http://kept/", "kept", "text"))
+    session = BrowserSession(stored.to_bytes())
+    pushing = cast("Callable[[BrowserState], Browser]", Pushing)
+    reading, go_on = threading.Event(), threading.Event()
+    read = BrowserState.from_bytes
+
+    def slow(data: bytes) -> BrowserState:
+        reading.set()
+        go_on.wait(10)
+        return read(data)
+
+    async def save() -> None:
+        return None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BrowserState, "from_bytes", slow)
+        first = asyncio.create_task(session.call(pushing, "one", {}, save))
+        await asyncio.to_thread(reading.wait, 10)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        go_on.set()
+    assert await session.call(pushing, "two", {}, save) == "1"
