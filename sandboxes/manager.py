@@ -268,6 +268,14 @@ class SessionManager:
         """A session's files, through its agent."""
         return SessionFiles(self._keeper, self._starter, _request(key))
 
+    async def resource_state(self, key: SessionKey, name: str) -> bytes | None:
+        """The committed state of an open session's resource, None when it has none. Makes and touches nothing.
+
+        Raises SessionUnknown, StoreUnavailable.
+        """
+        self._known(key)
+        return await self._store.get_resource(key, name)
+
     @property
     def counts(self) -> dict[str, int]:
         """For gauges: sessions by phase, `pool` (ready), `waiting` (for a sandbox), `held` of `places`."""

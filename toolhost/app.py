@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sandboxes.errors import SandboxError
-from toolhost import __version__, admin, files
+from toolhost import __version__, admin, citations, files
 from toolhost.config import is_loopback
 from toolhost.errors import Refused, http_for
 from toolhost.mcp_server import create_server
@@ -156,6 +156,7 @@ def _routes(services: Services) -> list[Route]:
         Route("/livez", live),
         Route("/healthz", healthy),
         Route("/metrics", metrics),
+        *citations.routes(*shared),
         *admin.routes(*shared),
         *files.routes(*shared),
     ]

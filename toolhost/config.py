@@ -15,14 +15,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from toolhost.errors import ConfigurationError
 
 PREFIX = "TOOLHOST_"
+SEARCH_KEYS = {
+    f"{name}_api_key": f"{name.upper()}_API_KEY" for name in ("exa", "tavily", "brave")
+}  # as services name them
 Seconds = Annotated[float, Field(gt=0, le=366 * 86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 PathPrefix = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 
 
@@ -76,6 +80,42 @@ class PythonSettings(Group):
     max_characters: int = Field(20_000, ge=200, description="longer output is cut in the middle")
     instructions: str | None = Field(None, description="replaces the prompt text")
     preimports: tuple[str, ...] = Field((), description="modules loaded before an interpreter is ready")
+
+
+class BrowserSettings(Group):
+    """What the browser may open and how much it keeps to."""
+
+    web: bool = Field(True, description="open pages of the Internet; false: what the corpus has, only")
+    deadline_s: Seconds = Field(60.0, description="a page's time: fetching, retries, turning it into text")
+    allow_domains: tuple[str, ...] = Field((), description="only these and their subdomains; none: all")
+    deny_domains: tuple[str, ...] = Field((), description="never these and their subdomains")
+    only_seen: bool = Field(False, description="open only URLs that a search or a page of the session showed")
+    allow_networks: tuple[IPvAnyNetwork, ...] = Field((), description="networks that are permitted though not public")
+    ports: tuple[Port, ...] = Field((80, 443, 8080, 8443), description="ports that may be connected to")
+    proxy: str | None = Field(None, description="http://HOST:PORT for all pages; its address must be permitted")
+    max_page_bytes: int = Field(20 << 20, ge=1024, description="of one page, decompressed")
+    vocabulary_dir: Path | None = Field(None, description="folder with o200k_base.tiktoken, for exact page windows")
+    instructions: str | None = Field(None, description="replaces the prompt text")
+
+
+class SearchSettings(Group):
+    """Where search results come from. Keys are also taken from EXA_API_KEY, TAVILY_API_KEY and BRAVE_API_KEY."""
+
+    provider: Literal["auto", "exa", "tavily", "brave", "searxng", "ddgs", "corpus"] = "auto"
+    exa_api_key: SecretStr | None = None
+    tavily_api_key: SecretStr | None = None
+    brave_api_key: SecretStr | None = None
+    searxng_url: str | None = Field(None, description="an instance of yours, for example http://searx.example:8888")
+    keyless: bool = Field(False, description="permit online search without a key (the extra ddgs)")
+    deadline_s: Seconds = Field(30.0, description="a search's time, all providers and retries together")
+    corpus_file: Path | None = Field(None, description="the corpus' index; none: corpus.sqlite in state_dir")
+
+    @field_validator("searxng_url")
+    @classmethod
+    def _searxng_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return value
 
 
 class SandboxSettings(Group):
@@ -181,6 +221,8 @@ class Settings(BaseSettings):
     server: ServerSettings = ServerSettings()  # type: ignore[call-arg]
     log: LogSettings = LogSettings()  # type: ignore[call-arg]
     python: PythonSettings = PythonSettings()  # type: ignore[call-arg]
+    browser: BrowserSettings = BrowserSettings()  # type: ignore[call-arg]
+    search: SearchSettings = SearchSettings()  # type: ignore[call-arg]
     sandbox: SandboxSettings = SandboxSettings()  # type: ignore[call-arg]
     lifecycle: LifecycleSettings = LifecycleSettings()  # type: ignore[call-arg]
     auth: AuthSettings = AuthSettings()  # type: ignore[call-arg]
@@ -193,6 +235,11 @@ class Settings(BaseSettings):
     def environment_dir(self) -> Path:
         """Where the embedded sandbox environment is."""
         return self.bubblewrap.environment_dir or default_environment_dir()
+
+    @property
+    def corpus_file(self) -> Path:
+        """Where the index of the corpus is."""
+        return self.search.corpus_file or self.state_dir / "corpus.sqlite"
 
     @classmethod
     def settings_customise_sources(
@@ -228,6 +275,7 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     merged: dict[str, Any] = {}
     origins: dict[tuple[str, ...], str] = {}
     for origin, values in (
+        ("the environment", _search_keys()),  # the least: these variables are not only ours
         (f"settings file {file}", _read_file(file)),
         ("the environment", _Environment(Settings)()),
         ("the command line", _without_none(flags or {})),
@@ -266,6 +314,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _search_keys() -> dict[str, Any]:
+    keys = {field: os.environ[variable] for field, variable in SEARCH_KEYS.items() if os.environ.get(variable)}
+    return {"search": keys} if keys else {}
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from sandboxes.backends.base import Backend
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
-from sandboxes.spec import SessionRequest
+from sandboxes.spec import SessionKey, SessionRequest
 from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
 from toolhost.admin import AllSessions
@@ -26,7 +26,7 @@ from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
 from toolhost.metrics import Metrics
 from toolhost.namespaces import registry
-from toolhost.namespaces.base import Namespace, SessionAttachment
+from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
 from toolhost.telemetry import LogObserver
 from toolhost.tracing import traces
@@ -46,6 +46,8 @@ class Sessions(AllSessions, Protocol):
     async def close(self) -> None: ...
 
     def attach(self, request: SessionRequest) -> SessionAttachment: ...
+
+    async def resource_state(self, key: SessionKey, name: str) -> bytes | None: ...
 
     async def health(self) -> None: ...
 
@@ -70,7 +72,15 @@ class Services:
             return
         if self.backend is not None:
             self._stack.enter_context(only_host(self.settings.state_dir))
-        await self.sessions.open()
+        try:
+            for namespace in self.namespaces.values():
+                if isinstance(namespace, Opened):
+                    self._stack.push_async_callback(namespace.close)
+                    await namespace.open()
+            await self.sessions.open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
         self._stack.push_async_callback(self.sessions.close)
         self._opened = True
 

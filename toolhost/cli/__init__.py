@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 EPILOG = """Typical use:  toolhost setup  →  toolhost serve --listen 0.0.0.0:8000 --tokens-file FILE  →
-vllm serve openai/gpt-oss-20b --tool-server HOST:8000/python"""
+vllm serve openai/gpt-oss-20b --tool-server HOST:8000/python,HOST:8000/browser"""
 
 
 class LazyGroup(typer.core.TyperGroup):
