@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
@@ -26,7 +26,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from sandboxes.errors import SandboxError
 from toolhost import __version__
 from toolhost.errors import UNEXPECTED, BadArguments, row, text_for
-from toolhost.identity import label
+from toolhost.identity import NOT_NARROWED, Domains, label
 from toolhost.namespaces.base import CallContext, Namespace, SessionAttachment, Tool, ToolResult
 from toolhost.progress import Progress, Send
 
@@ -53,6 +53,7 @@ class Caller:
     rich: bool = False
     max_calls: int = 32
     calls: int = 0
+    domains: Domains = NOT_NARROWED
 
     def refusing(self, reason: str) -> Caller:
         """The same connection, for one message whose call must not run."""
@@ -129,12 +130,11 @@ class ToolSet:
         try:
             namespace, tool = self._find(name)
             arguments, meta = _mapping(params, "arguments"), _mapping(params, "_meta")
+            around = CallContext(caller.attachment, meta, caller.rich, domains=caller.domains)
             if PROGRESS_TOKEN not in meta:
-                return await namespace.call(tool, arguments, CallContext(caller.attachment, meta, caller.rich))
+                return await namespace.call(tool, arguments, around)
             async with Progress(report) as progress:
-                return await namespace.call(
-                    tool, arguments, CallContext(caller.attachment, meta, caller.rich, progress)
-                )
+                return await namespace.call(tool, arguments, replace(around, on_event=progress))
         except (SandboxError, BadArguments) as error:
             return ToolResult(text_for(error), is_error=True, meta={"toolhost/error": row(error).code})
         except Exception as error:
