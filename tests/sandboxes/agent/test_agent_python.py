@@ -177,6 +177,7 @@ def test_output_after_a_cell_is_labelled_with_the_next_result(link: Link, agent:
     assert link.run("1")["background"]["head"] == "late\n"
     assert link.run("1")["background"] is None
 
+
 def test_files_that_a_cell_made_or_changed_are_listed(link: Link, agent: Agent) -> None:
     link.run("1")
     result = link.run("import os\nos.mkdir('d')\nopen('d/a.txt', 'w').write('abc')\nopen('.hidden', 'w')")
