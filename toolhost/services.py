@@ -25,6 +25,7 @@ from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
 from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, SessionAttachment
+from toolhost.namespaces.resources import Files
 from toolhost.telemetry import LogObserver
 
 log = logging.getLogger("toolhost.services")
@@ -46,6 +47,8 @@ class Sessions(Protocol):
     async def collect(self, key: SessionKey, attempt_id: str) -> Outcome: ...
 
     async def health(self) -> None: ...
+
+    def files(self, key: SessionKey) -> Files: ...
 
 
 @dataclass

@@ -84,7 +84,7 @@ async def test_the_2026_protocol_finds_its_session_by_url_or_else_has_one_for_ea
 
 async def test_images_links_and_the_receipt_follow_the_text(host: Host) -> None:
     host.manager.outcome = outcome(value="1", images=(ImageRef("/mnt/data/f.png", "image/png"),))
-    host.manager.files["/mnt/data/f.png"] = b"png"
+    host.manager.contents["/mnt/data/f.png"] = b"png"
     async with session(host) as client:
         result = await client.call_tool("python", {"code": "plot()"})
     assert [block.type for block in result.content] == ["text", "image"]

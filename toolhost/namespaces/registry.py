@@ -10,13 +10,22 @@ from toolhost.errors import ConfigurationError
 from toolhost.namespaces.base import Namespace
 
 # Name to "module:factory"; a factory takes Settings. vLLM dispatches to python, browser and container only.
-NAMESPACES: dict[str, str] = {"python": "toolhost.namespaces.registry:python"}
+NAMESPACES: dict[str, str] = {
+    "python": "toolhost.namespaces.registry:python",
+    "container": "toolhost.namespaces.registry:container",
+}
 
 
 def python(settings: Settings) -> Namespace:
     from toolhost.namespaces.python import PythonNamespace
 
     return PythonNamespace(settings.python)
+
+
+def container(settings: Settings) -> Namespace:
+    from toolhost.namespaces.container import ContainerNamespace
+
+    return ContainerNamespace(settings.python)
 
 
 def create(settings: Settings) -> dict[str, Namespace]:
