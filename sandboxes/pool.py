@@ -37,6 +37,7 @@ class Pool:
         self._observer = observer
         self._ready: deque[Sandbox] = deque()
         self._launching: Sandbox | str | None = None
+        self._awaited = 0  # who waits for what is being launched: it is not sent away as surplus
         self._changed = asyncio.Event()
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -88,14 +89,18 @@ class Pool:
 
     async def give_way(self) -> Sandbox | None:
         """Makes room for one sandbox when the cap is reached: hands one over, or returns None when there is room."""
-        while self.count > self._room():
+        while self.count > max(self._room(), 0):  # an empty pool stands in nobody's way, however many wait
             if (sandbox := self.take()) is not None:
                 return sandbox
             if self._removing:
                 await asyncio.wait(self._removing, return_when=asyncio.FIRST_COMPLETED)
             elif self._launching is not None:
                 self._arrived.clear()
-                await self._arrived.wait()
+                self._awaited += 1
+                try:
+                    await self._arrived.wait()
+                finally:
+                    self._awaited -= 1
         return None
 
     def notice(self) -> None:
@@ -108,7 +113,7 @@ class Pool:
         while True:
             self._changed.clear()
             if len(self._ready) >= self._size or self.count >= self._room():
-                while self._ready and self.count > max(self._room(), 0):
+                while self._ready and not self._awaited and self.count > max(self._room(), 0):
                     self._remove(self._ready.popleft())
                 await self._changed.wait()
                 continue

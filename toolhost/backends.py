@@ -6,7 +6,7 @@ Above: `services`, `doctor`. Below: `config`, sandboxes' public API. Engines' li
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 from sandboxes.backends.base import Backend
@@ -14,22 +14,49 @@ from sandboxes.owner import Owner
 from sandboxes.settings import ManagerSettings
 from sandboxes.spec import Limits, SandboxSpec
 from toolhost.config import Settings
-from toolhost.errors import ConfigurationError
 
 # Idle sandboxes take little of their limit; with all of them at it at once, this share of the memory must hold them.
 MEMORY_SHARE = 0.75
+DEFAULT_ENGINE = "unix:///var/run/docker.sock"
+ENGINE_ANSWER_S = 5
 FEWEST_SESSIONS = 4
 
 
 def create_backend(settings: Settings, owner: Owner) -> Backend:
-    """The backend that the settings name. Raises ConfigurationError."""
-    factories: dict[str, Callable[[Settings, Owner], Backend]] = {"auto": _bubblewrap, "bubblewrap": _bubblewrap}
-    factory = factories.get(settings.sandbox.backend)
-    if factory is None:
-        raise ConfigurationError(
-            f"sandbox.backend is {settings.sandbox.backend!r}, which is not there; known: {', '.join(factories)}"
-        )
-    return factory(settings, owner)
+    """The backend that the settings name; `auto` is docker when an engine answers and has the image, else bubblewrap.
+
+    With `auto` it asks the engine, and blocks for up to ENGINE_ANSWER_S.
+    """
+    choice = settings.sandbox.backend
+    if choice == "docker" or (choice == "auto" and engine_is_ready(settings)):
+        return _docker(settings, owner)
+    return _bubblewrap(settings, owner)
+
+
+def engine_is_ready(settings: Settings) -> bool:
+    """Whether a Docker engine answers soon and has the sandbox image."""
+    import docker
+    from docker.errors import DockerException
+    from requests import RequestException
+
+    try:
+        with closing(docker.DockerClient(base_url=engine_url(settings), timeout=ENGINE_ANSWER_S)) as client:
+            client.images.get(image(settings))
+    except (DockerException, RequestException, ValueError):
+        return False
+    return True
+
+
+def engine_url(settings: Settings) -> str:
+    """The engine's address."""
+    return settings.docker.host or DEFAULT_ENGINE
+
+
+def image(settings: Settings) -> str:
+    """The sandbox image's name."""
+    from sandboxes.environment.image import DEFAULT_TAG
+
+    return settings.docker.image or DEFAULT_TAG
 
 
 def _bubblewrap(settings: Settings, owner: Owner) -> Backend:
@@ -40,6 +67,21 @@ def _bubblewrap(settings: Settings, owner: Owner) -> Backend:
         state_dir=settings.state_dir,
         owner=owner,
         environment=partial(load_environment, settings.environment_dir),
+        timeout_s=settings.python.timeout_s,
+    )
+
+
+def _docker(settings: Settings, owner: Owner) -> Backend:
+    from sandboxes.backends.docker import DockerBackend
+
+    return DockerBackend(
+        state_dir=settings.state_dir,
+        owner=owner,
+        image=image(settings),
+        engine_url=engine_url(settings),
+        runtime=settings.docker.runtime,
+        networks=frozenset(settings.docker.networks),
+        channel=settings.docker.channel,
         timeout_s=settings.python.timeout_s,
     )
 

@@ -123,7 +123,9 @@ class BubblewrapSettings(Group):
 class DockerSettings(Group):
     image: str | None = Field(None, description="the sandbox image; none: the one that `toolhost setup` builds")
     runtime: str | None = Field(None, description="runc, runsc or kata; none: the engine's default")
-    host: str | None = Field(None, description="the engine's address; none: what DOCKER_HOST says")
+    host: str | None = Field(None, description="the engine's address; none: DOCKER_HOST, else this machine's")
+    networks: tuple[str, ...] = Field((), description="the engine's networks that sandbox.egress may name")
+    channel: Literal["auto", "socket", "attach"] = Field("auto", description="how the host and an agent talk")
 
 
 class _Environment(EnvSettingsSource):
@@ -139,7 +141,10 @@ class _Environment(EnvSettingsSource):
                     f"unknown environment variable {name}; variables are {PREFIX}GROUP__NAME with GROUP one of "
                     f"{', '.join(sorted(known))}"
                 )
-        return super().__call__()
+        values = super().__call__()
+        if engine := os.environ.get("DOCKER_HOST"):  # as every client of the engine reads it
+            values.setdefault("docker", {}).setdefault("host", engine)
+        return values
 
 
 class Settings(BaseSettings):

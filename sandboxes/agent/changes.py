@@ -1,11 +1,14 @@
-"""Which files an execution made or changed: a worker that remembers what it saw the last time.
+"""Which files an execution made or changed: those whose inode changed since the last look.
 
-Above: `executions`. Below: `spawn`. It runs as the user's uid, and looks at names and times only.
+Above: `executions`. Below: `spawn`. The worker that looks runs as the user's uid, looks at names and times only, is
+started when an execution begins, and ends when it has had nothing to do for a while: an idle sandbox has none.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import time
 from time import monotonic
 
 from . import wire
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 0.25
 _SCAN_S = 0.05
+_IDLE_S = 5.0
+# The kernel dates files by a clock that ticks up to every 10 ms, and gVisor's kernel has another than the host's.
+_SLACK_NS = 50_000_000
 _MAX_ENTRIES = 5000
 _MAX_DEPTH = 6
 _MAX_REPORTED = 50
@@ -30,7 +36,8 @@ _KINDS = frozenset({"changes"})
 
 
 class Changes:
-    """The agent's end. A worker that does not answer in time is replaced, and nothing is reported."""
+    """The agent's end. A worker that does not answer in time is ended, and nothing is reported; the look after that
+    goes as far back."""
 
     def __init__(self, config: Config, loop: Loop, spawner: Spawner, children: Children) -> None:
         self._config = config
@@ -43,9 +50,11 @@ class Changes:
         self._received = b""
         self._then: Callable[[list[dict[str, object]]], None] | None = None
         self._timer: Timer | None = None
+        self._since = time.time_ns()
+        self._asked = 0
 
     def prepare(self) -> None:
-        """Starts the worker, so that it has seen what was there before."""
+        """Starts the worker where there is none."""
         if self._ask >= 0:
             return
         source, ask = os.pipe()
@@ -72,27 +81,34 @@ class Changes:
         return self._pid if self._ask >= 0 else None
 
     def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None:
-        """Calls `then` with [{path, size}] of what is new or other than at the last scan; within 0.25 s."""
+        """Calls `then` with [{path, size}] of what has changed since the last scan; within 0.25 s."""
         self._then = then
-        if self._ask < 0:
-            self.prepare()
-            self._give([])
-            return
+        self._asked = time.time_ns()
         self._timer = self._loop.after(_ANSWER_S, self.discard)
+        if not self._send():
+            self._forget()  # it was just about to end
+            if not self._send():
+                self.discard()
+
+    def _send(self) -> bool:
+        self.prepare()
         try:
-            os.write(self._ask, b"?")
+            return self._ask >= 0 and os.write(self._ask, b"%d\n" % self._since) > 0
         except OSError:
-            self.discard()
+            return False
 
     def discard(self) -> None:
-        """Ends the worker; the next scan starts another."""
+        """Ends the worker; the next execution starts another."""
+        self._forget()
+        self._give([])
+
+    def _forget(self) -> None:
         if self._ask >= 0:
             self._loop.forget(self._answers)
             os.close(self._ask)
             os.close(self._answers)
             self._ask = self._answers = -1
             self._children.kill(self._pid)
-        self._give([])
 
     def _answered(self, _events: int) -> None:
         try:
@@ -100,7 +116,10 @@ class Changes:
         except BlockingIOError:
             return
         self._received += data
-        if not data or len(self._received) > wire.MAX_FRAME_TO_HOST:
+        if not data:
+            self._ended()
+            return
+        if len(self._received) > wire.MAX_FRAME_TO_HOST:
             self.discard()
             return
         if not self._received.endswith(b"\n"):
@@ -111,7 +130,19 @@ class Changes:
         except wire.FrameError:
             self.discard()
             return
+        self._since = self._asked
         self._give(files if isinstance(files, list) else [])
+
+    def _ended(self) -> None:
+        """The worker had nothing to do, or user code killed it (it may: it has its uid)."""
+        then, self._then = self._then, None
+        self._loop.cancel(self._timer)
+        self._forget()
+        if then is not None:
+            self._then = then
+            self._timer = self._loop.after(_ANSWER_S, self.discard)
+            if not self._send():
+                self.discard()
 
     def _give(self, files: list[dict[str, object]]) -> None:
         self._loop.cancel(self._timer)
@@ -122,56 +153,62 @@ class Changes:
 
 
 def _serve(data: str) -> None:
-    """In the worker: one answer for each byte on descriptor 0, until its end."""
-    seen = _Seen(data)
-    seen.look()
-    while os.read(0, 1):
-        answer = wire.encode({"t": "changes", "files": seen.look()})
+    """In the worker: one answer for each line on descriptor 0, until its end, or until nobody has asked for long."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    look = _Look(data)
+    while poll.poll(int(_IDLE_S * 1000)) and (line := os.read(0, 64)):
+        answer = wire.encode({"t": "changes", "files": look.since(int(line))})
         view = memoryview(answer)
         while view:
             view = view[os.write(1, view) :]
 
 
-class _Seen:
-    """What was there at the last look: path -> (time of change, size, inode)."""
+class _Look:
+    """Finds what changed, and does not report the same change twice: path -> (time of change, size, inode)."""
 
     def __init__(self, data: str) -> None:
         self._data = data
-        self._files: dict[str, tuple[int, int, int]] = {}
+        self._told: dict[str, tuple[int, int, int]] = {}
 
-    def look(self) -> list[dict[str, object]]:
+    def since(self, then_ns: int) -> list[dict[str, object]]:
+        """Not by the time of modification, which programs set as they like, but by that of the inode's change."""
         until = monotonic() + _SCAN_S
+        after = then_ns - _SLACK_NS
         now: dict[str, tuple[int, int, int]] = {}
         pending = [(self._data, 0)]
-        complete = True
-        while pending:
-            if len(now) > _MAX_ENTRIES or monotonic() > until:
-                complete = False
-                break
+        seen = 0
+        while pending and seen <= _MAX_ENTRIES and monotonic() < until:
             directory, depth = pending.pop()
-            pending += [(below, depth + 1) for below in self._list(directory, now) if depth < _MAX_DEPTH]
-        changed = [path for path, stamp in now.items() if self._files.get(path) != stamp]
-        self._files = now if complete else {**self._files, **now}
+            below, count = self._list(directory, after, now)
+            seen += count
+            pending += [(path, depth + 1) for path in below if depth < _MAX_DEPTH]
+        changed = [path for path, stamp in now.items() if self._told.get(path) != stamp]
+        self._told = now
         return [
             {"path": os.fsencode(path).decode("utf-8", "replace"), "size": now[path][1]}
             for path in changed[:_MAX_REPORTED]
         ]
 
     @staticmethod
-    def _list(directory: str, into: dict[str, tuple[int, int, int]]) -> list[str]:
-        """Adds the regular files of a directory; returns its directories. Hidden ones are not looked into."""
+    def _list(directory: str, after: int, into: dict[str, tuple[int, int, int]]) -> tuple[list[str], int]:
+        """Adds the regular files of a directory that changed; returns its directories, and how much was in it. Hidden
+        ones are not looked into."""
         below = []
+        count = 0
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
+                    count += 1
+                    if count > _MAX_ENTRIES:
+                        break
                     if entry.is_dir(follow_symlinks=False):
                         if not entry.name.startswith("."):
                             below.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
                         stat = entry.stat(follow_symlinks=False)
-                        into[entry.path] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-                    if len(into) > _MAX_ENTRIES:
-                        break
+                        if stat.st_ctime_ns >= after:
+                            into[entry.path] = (stat.st_ctime_ns, stat.st_size, stat.st_ino)
         except OSError:
-            return below
-        return below
+            return below, count
+        return below, count

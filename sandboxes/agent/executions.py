@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     class Watcher(Protocol):
         """Finds what files an execution made or changed."""
 
+        def prepare(self) -> None:
+            """An execution has begun: a scan will follow."""
+
         def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None: ...
 
 
@@ -164,6 +167,7 @@ class Executions:
         self.on_begin()
         run.deadline = self._loop.after(run.timeout, lambda: self._climb(run, "deadline"))
         self._tell(run, {"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
+        self._loop.soon(self._watcher.prepare)  # while the code runs
 
     def wrote(self, data: bytes) -> None:
         """Output of user code: of the running execution, else of what earlier ones left behind."""

@@ -118,7 +118,6 @@ class Supervisor:
             self._python.launch()
         except SpawnError as error:
             os.write(2, f"agent: {error}\n".encode())
-        self._loop.soon(self._changes.prepare)
 
     def _closed(self, connection: Connection) -> None:
         self._requests.closed(connection)

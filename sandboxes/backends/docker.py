@@ -88,6 +88,7 @@ class DockerBackend(Backend):
 
     async def open(self) -> None:
         await self._engine.call(OPEN_S, self._sandboxes.open)
+        self._engine.start(self._sandboxes.empty_trash)
 
     async def close(self) -> None:
         if self._undoing:

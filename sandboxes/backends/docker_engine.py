@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +21,10 @@ from docker import errors
 from sandboxes.errors import BackendError, EngineUnavailable, EnvironmentMissing, IsolationUnavailable, NoCapacity
 
 OLDEST_API = "1.41"  # engine 20.10
+CONNECT_S = 5.0
 # What an engine says (in any of its layers) when the machine is at an end, and trying later may work.
 EXHAUSTED = ("no space left", "cannot allocate memory", "resource temporarily unavailable", "too many open files")
+EXHAUSTED_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,7 +42,7 @@ class Engine:
     @property
     def local(self) -> bool:
         """Whether it sees the file system that this process sees (a unix socket may still be forwarded: `probe`)."""
-        return self.url.startswith(("unix://", "http+unix://", "/"))
+        return self.url.startswith(("unix://", "http+unix://"))
 
     def client(self, timeout_s: float) -> Any:
         """The SDK's `APIClient` (its types are incomplete), whose every HTTP request is given up after `timeout_s`.
@@ -84,6 +87,18 @@ class Engine:
         ours.settimeout(timeout_s)
         return ours
 
+    def reach(self) -> None:
+        """Raises EngineUnavailable unless somebody listens at a local address. Cheaper and clearer than the SDK, which
+        besides forgets to close a socket that it could not connect."""
+        if not self.local:
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(CONNECT_S)
+            try:
+                probe.connect("/" + self.url.partition("://")[2].lstrip("/"))
+            except OSError as error:
+                raise EngineUnavailable(f"no Docker engine answers at {self.url}: {error.strerror}") from None
+
     def close(self) -> None:
         """Waits for nobody."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -105,8 +120,12 @@ def translating() -> Iterator[None]:
         raise EnvironmentMissing(f"{explain(error)}: run: toolhost setup --docker") from error
     except errors.APIError as error:
         raise _refusal(explain(error)) from error
-    except (errors.DockerException, requests.RequestException, OSError) as error:
+    except (errors.DockerException, requests.RequestException, ConnectionError, TimeoutError) as error:
         raise EngineUnavailable(f"the Docker engine does not answer: {_cause(error)}") from error
+    except OSError as error:
+        if error.errno in EXHAUSTED_NUMBERS:
+            raise NoCapacity(f"this machine has no room for a sandbox: {error.strerror}") from error
+        raise BackendError(f"a sandbox's directories cannot be used: {error}") from error
 
 
 def _refusal(said: str) -> BackendError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -50,12 +51,15 @@ from sandboxes.spec import Handle, SandboxSpec, Usage
 CALL_S = 10.0
 REQUEST_S = 30.0
 REMOVE_S = 60.0
+EMPTY_S = 30.0  # for the files of a workspace
 CONFLICT = 409  # HTTP: the container's name is taken
 READY_S = 20.0  # from a container's start to an agent that accepts connections
 # Where the engine maps uids (user namespaces, rootless) only 65,536 of them exist.
 MAPPED_UIDS = UidRange(60_000, 4_000)
 # Runtimes whose kernel keeps a socket that is bound inside to itself, unless they are told otherwise.
 SOCKETLESS = ("runsc", "gvisor", "kata")
+
+log = logging.getLogger(__name__)
 
 ChannelKind = Literal["auto", "socket", "attach"]
 
@@ -99,6 +103,7 @@ class Sandboxes:
     # --- opening -------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
+        self._engine.reach()
         api = self._engine.client(CALL_S)
         if reason := docker_probe.old_engine(api.version(api_version=False)):
             raise IsolationUnavailable(reason)
@@ -117,6 +122,9 @@ class Sandboxes:
         (self._root / "channels").mkdir(mode=0o700, exist_ok=True)
         self._workspaces.make()
         self._agent = stage_agent(self._settings.agent, self._root / "agents")
+
+    def empty_trash(self) -> None:
+        """Removes what an earlier host discarded and did not finish removing."""
         for left in self._workspaces.discarded():
             self._empty(left)
 
@@ -142,6 +150,7 @@ class Sandboxes:
         return docker_probe.engine_problems(info, self._settings.runtime, networks, self._settings.networks)
 
     def problems(self) -> list[Problem]:
+        self._engine.reach()
         api = self._engine.client(CALL_S)
         if reason := docker_probe.old_engine(api.version(api_version=False)):
             return [Problem(reason, "update the engine", fatal=True)]
@@ -348,25 +357,32 @@ class Sandboxes:
             self._empty(aside)
 
     def _empty(self, discarded: Path) -> None:
-        """Removes what user code made, as the uid that made it: nothing in there is opened with other rights."""
+        """Removes what user code made, as the uid that made it: nothing in there is opened with other rights.
+
+        It is out of sight already. What resists, or takes too long, is left for the next start.
+        """
         data = discarded / "data"
-        if data.exists():
-            if os.geteuid() == 0:
-                uid = data.lstat().st_uid
-                subprocess.run(
-                    ["find", ".", "-mindepth", "1", "-delete"],
-                    cwd=data,
-                    user=uid,
-                    group=uid,
-                    extra_groups=[],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=REMOVE_S,
-                    check=False,
-                )
-            else:
-                self._empty_by_container(data)
-        self._workspaces.removed(discarded)
+        try:
+            if data.exists():
+                self._empty_as_its_owner(data) if os.geteuid() == 0 else self._empty_by_container(data)
+            self._workspaces.removed(discarded)
+        except (OSError, subprocess.TimeoutExpired, errors.DockerException) as error:
+            log.warning("a discarded workspace could not be removed yet: %s", error)
+
+    @staticmethod
+    def _empty_as_its_owner(data: Path) -> None:
+        uid = data.lstat().st_uid
+        subprocess.run(
+            ["find", ".", "-mindepth", "1", "-delete"],
+            cwd=data,
+            user=uid,
+            group=uid,
+            extra_groups=[],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=EMPTY_S,
+            check=False,
+        )
 
     def _empty_by_container(self, data: Path) -> None:
         body = {
@@ -388,7 +404,7 @@ class Sandboxes:
         container = api.create_container_from_config(body)["Id"]
         try:
             api.start(container)
-            api.wait(container, timeout=REMOVE_S)
+            api.wait(container, timeout=EMPTY_S)
         finally:
             api.remove_container(container, force=True, v=True)
 

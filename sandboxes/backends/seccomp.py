@@ -5,7 +5,9 @@ of machines, and the kernel's system call tables for the numbers.
 
 Refused are: the keyrings (a sandbox would inherit those of whoever started the host), sockets of families that no
 network namespace holds (AF_VSOCK reaches a virtual machine's hypervisor) or that only widen what the kernel exposes,
-and calls that nothing in a sandbox needs and that kernel exploits have used.
+calls that nothing in a sandbox needs and that kernel exploits have used, and what one process may do to another of its
+uid without a signal when that other is PID 1: the agent runs under user code's uid there, and would be starved of
+descriptors, memory or processor time.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import struct
 from dataclasses import dataclass
 
 # struct seccomp_data: int nr; __u32 arch; __u64 instruction_pointer; __u64 args[6] (low half first: little endian).
-NUMBER, MACHINE, FIRST_ARGUMENT = 0, 4, 16
+NUMBER, MACHINE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
@@ -66,6 +68,20 @@ REFUSED = {
     "syslog": (103, 116),
 }
 
+AGENT = 1
+EVERYBODY = 2  # PRIO_USER: all processes of a uid; IOPRIO_WHO_USER is 3
+IO_EVERYBODY = 3
+# By name: (x86-64, aarch64), and the arguments that make it one about the agent: (where, value).
+REFUSED_OF_AGENT = {
+    "prlimit64": ((302, 261), ((FIRST_ARGUMENT, AGENT),)),
+    "sched_setaffinity": ((203, 122), ((FIRST_ARGUMENT, AGENT),)),
+    "sched_setscheduler": ((144, 119), ((FIRST_ARGUMENT, AGENT),)),
+    "sched_setparam": ((142, 118), ((FIRST_ARGUMENT, AGENT),)),
+    "sched_setattr": ((314, 274), ((FIRST_ARGUMENT, AGENT),)),
+    "setpriority": ((141, 140), ((FIRST_ARGUMENT, EVERYBODY), (SECOND_ARGUMENT, AGENT))),
+    "ioprio_set": ((251, 30), ((FIRST_ARGUMENT, IO_EVERYBODY), (SECOND_ARGUMENT, AGENT))),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
@@ -97,6 +113,11 @@ def program(machine: str = platform.machine()) -> bytes | None:
         lines += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, refuse)]
     for numbers in REFUSED.values():
         lines += [(EQUAL, 0, 1, numbers[known.column]), (RETURN, 0, 0, refuse)]
+    for numbers, arguments in REFUSED_OF_AGENT.values():
+        lines.append((EQUAL, 0, 3 * len(arguments) + 1, numbers[known.column]))
+        for where, value in arguments:
+            lines += [(LOAD, 0, 0, where), (EQUAL, 0, 1, value), (RETURN, 0, 0, refuse)]
+        lines.append((RETURN, 0, 0, ALLOW))
     lines += [(EQUAL, 1, 0, known.socket), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, FIRST_ARGUMENT)]
     for family in FAMILIES:
         lines += [(EQUAL, 0, 1, int(family)), (RETURN, 0, 0, ALLOW)]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("sandboxes.testing.backend_suite", "sandboxes.testing.store_suite")
+pytest.register_assert_rewrite(
+    *(f"sandboxes.testing.{name}_suite" for name in ("attack", "backend", "case", "execution", "store"))
+)
 
 from sandboxes.testing.host import SuiteHost  # noqa: E402
 from tests.contract.hosts import HOSTS  # noqa: E402

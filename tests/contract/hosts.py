@@ -11,7 +11,7 @@ from sandboxes.owner import Owner
 from sandboxes.stores.sqlite import SqliteStore
 from sandboxes.testing.fake_backend import FakeBackend, FakeEngine
 from sandboxes.testing.host import SuiteHost
-from tests.sandboxes.backends import bubblewrap_host
+from tests.sandboxes.backends import bubblewrap_host, docker_host
 
 GRACE_S = 0.3
 
@@ -46,4 +46,18 @@ def _host(state: Path, backend: Callable[[Owner], Backend], leftovers: Callable[
     )
 
 
-HOSTS = {"fake": fake, "bubblewrap": bubblewrap}
+def docker(directory: Path) -> SuiteHost:
+    return _docker(docker_host.DockerHost(directory))
+
+
+def docker_runsc(directory: Path) -> SuiteHost:
+    return _docker(docker_host.DockerHost(directory, {"runtime": "runsc"}))
+
+
+def _docker(place: docker_host.DockerHost) -> SuiteHost:
+    host = _host(place.state, place.backend, place.leftovers)
+    host.owner, host.stranger, host.spec = place.owner, place.stranger, docker_host.SMALL
+    return host
+
+
+HOSTS = {"fake": fake, "bubblewrap": bubblewrap, "docker": docker, "docker-runsc": docker_runsc}

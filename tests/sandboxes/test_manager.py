@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -760,3 +762,49 @@ async def test_health_is_checked_once_for_many_and_again_after_a_while(world: Wo
             await manager.health()
     assert world.engine.calls["launch"] == 2
     await world.empty()
+
+
+async def test_two_hundred_clients_of_two_principals_share_twenty_places(world: World) -> None:
+    manager = await world.manager(max_sessions=20, max_sessions_per_principal=20, max_waiting=200, evict_after_s=1e9)
+    order: list[str] = []
+
+    async def client(principal: str, number: int) -> Ending:
+        at = manager.attach(request(f"c{number}", Retention.REQUEST, principal))
+        outcome = await at.run(Execution(PythonCall("1 + 1"), timeout_s=5))
+        order.append(principal)
+        await at.cleanup()
+        return outcome.receipt.ending
+
+    clients = [asyncio.create_task(client("greedy", number)) for number in range(160)]
+    clients += [asyncio.create_task(client("modest", number)) for number in range(40)]
+    assert set(await asyncio.gather(*clients)) == {Ending.OK}
+    last_modest = max(index for index, principal in enumerate(order) if principal == "modest")
+    assert order[:last_modest].count("greedy") <= 20 + 2 * 40
+    assert world.engine.most <= 20
+    await world.empty()
+
+
+async def test_rounds_of_connect_call_and_close_leave_nothing_behind(world: World) -> None:
+    manager = await world.manager()
+
+    async def round_of(number: int) -> None:
+        at = attach(manager, f"r{number}", Retention.REQUEST)
+        assert text_of(await run(at, "1 + 1")) == "2"
+        await at.cleanup()
+        await world.empty()
+
+    async def held() -> tuple[int, int, int]:
+        await manager._keeper.settled()
+        await until(lambda: not manager._keeper._tasks)
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks())
+
+    for number in range(3):
+        await round_of(number)
+    before = await held()
+    for number in range(25):
+        await round_of(number)
+    after = await held()
+    assert all(now <= then + 1 for now, then in zip(after, before, strict=True)), (before, after)
+    keeper = manager._keeper
+    assert (keeper.sessions, keeper.doomed, keeper.busy_ids, keeper.unsaved) == ({}, {}, set(), [])
+    assert manager._admission.held == 0

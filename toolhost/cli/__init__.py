@@ -17,9 +17,11 @@ import typer.main
 # for a group of commands. Modules are imported when their command runs: `--help` must not wait for them.
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("toolhost.cli.serve:serve", "Start the tool server and print what to give to vLLM."),
+    "call": ("toolhost.cli.call:call", "Call a tool of a running host, from a terminal."),
     "stdio": ("toolhost.cli.stdio:stdio", "Serve one desktop client over standard input and output."),
     "setup": ("toolhost.cli.setup:setup", "Make the environment that sandboxes run in (needed once)."),
     "doctor": ("toolhost.cli.doctor:doctor", "Check this machine; say what is wrong and what to type."),
+    "corpus": ("toolhost.cli.corpus:app", "Index folders that the browser searches without a key."),
     "tokens": ("toolhost.cli.tokens:app", "Make access tokens for a host that others can reach."),
 }
 

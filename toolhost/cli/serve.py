@@ -234,17 +234,21 @@ def announce(services: Services, listener: socket.socket) -> None:
     path = settings.server.public_path or settings.server.root_path
     names = [f"{address}{path}/{name}" for name in services.namespaces]
     local = "localhost" if host in ("0.0.0.0", "::") else shown
+    local_address = f"[{local}]:{port}" if ":" in local else f"{local}:{port}"
     lines = [
         f"toolhost listens on {address}",
         "",
         "Give this to vLLM:",
         f"  vllm serve openai/gpt-oss-20b --tool-server {','.join(names)}",
         "",
-        "Then try, against vLLM:",
+        "Try it without a model (twice: the variable stays):",
+        f"  toolhost call --url {local_address} --session demo \"x = globals().get('x', 0) + 1; x\"",
+        "",
+        "Then, against vLLM:",
         "  curl -s http://localhost:8000/v1/responses -H 'content-type: application/json' -d '"
         '{"model": "openai/gpt-oss-20b", "input": "What is the 1000th prime? Use python.", '
         '"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}\'',
-        f"Is this host well?  curl http://{f'[{local}]' if ':' in local else local}:{port}{path}/healthz",
+        f"Is this host well?  curl http://{local_address}{path}/healthz",
         "",
         *services.notices(),
     ]

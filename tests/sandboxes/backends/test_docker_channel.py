@@ -1,0 +1,88 @@
+"""Frames over the engine's attach stream: nothing of an earlier conversation reaches a new host, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandboxes.agent import wire
+from sandboxes.backends.docker_channel import Greeting, attached
+
+HELLO = wire.encode({"t": "hello", "id": 0, "v": 1})
+RESULT = wire.encode({"t": "result", "id": 7})
+
+
+def engine_frame(kind: int, payload: bytes) -> bytes:
+    return bytes([kind, 0, 0, 0]) + len(payload).to_bytes(4, "big") + payload
+
+
+def split(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[start:end] for start, end in pairwise(places)]
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=20), st.integers(0, len(RESULT)))
+def test_what_was_meant_for_an_earlier_host_is_dropped_however_the_stream_is_cut(cuts: list[int], half: int) -> None:
+    stream = RESULT[half:] + RESULT + b'{"t":"resu' + b"\n" + HELLO + RESULT + b"rest"
+    greeting = Greeting()
+    assert b"".join(greeting.feed(piece) for piece in split(stream, cuts)) == HELLO + RESULT + b"rest"
+
+
+@pytest.mark.parametrize("code", ["refused", "bad_version", "bad_frame"])
+def test_refusal_of_the_hello_reaches_the_host(code: str) -> None:
+    refusal = wire.encode({"t": "error", "id": 0, "code": code, "message": "no"})
+    assert Greeting().feed(b"\n" + refusal) == refusal
+
+
+def test_endless_line_before_the_hello_takes_bounded_memory() -> None:
+    greeting = Greeting()
+    for _ in range(100):
+        assert greeting.feed(b"x" * (256 << 10)) == b""
+    assert greeting.feed(b"\n" + HELLO) == HELLO
+
+
+async def test_only_stdout_reaches_the_reader_and_writes_reach_the_engine_as_they_are() -> None:
+    theirs, ours = socket.socketpair()
+    channel = await attached(ours, "nonce")
+    engine_reader, engine = await asyncio.open_connection(sock=theirs)
+    engine.write(
+        engine_frame(2, b"agent: a remark\n") + engine_frame(1, b"\n" + HELLO[:5]) + engine_frame(1, HELLO[5:])
+    )
+    assert await channel.reader.readline() == HELLO
+    channel.writer.write(b"as it is\n")
+    assert await engine_reader.readline() == b"as it is\n"
+    engine.close()
+    assert await channel.reader.read() == b""
+    await channel.close()
+    await engine.wait_closed()
+
+
+async def test_slow_host_holds_the_engine_back_instead_of_filling_memory() -> None:
+    theirs, ours = socket.socketpair()
+    channel = await attached(ours, "nonce")
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(theirs, engine_frame(1, HELLO))
+    piece = engine_frame(1, b"x" * (60 << 10))
+    sent = 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            while sent < 64 << 20:
+                await loop.sock_sendall(theirs, piece)
+                sent += len(piece)
+    assert sent < 16 << 20
+    await channel.close()
+    theirs.close()
+
+
+async def test_closing_while_the_engine_is_silent_ends_at_once() -> None:
+    theirs, ours = socket.socketpair()
+    channel = await attached(ours, "nonce")
+    await asyncio.wait_for(channel.close(), 5)
+    assert theirs.recv(1) == b""
+    theirs.close()

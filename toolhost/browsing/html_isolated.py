@@ -1,0 +1,46 @@
+"""Which HTML is read in a process of its own, and how.
+
+The HTML standard's parsing algorithm is quadratic in places: each tag may look through all open elements, and an
+unclosed formatting element is opened again in every later block. A page may cost gigabytes that way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from toolhost.browsing.errors import FetchError
+from toolhost.browsing.html import RenderedHtml
+from toolhost.browsing.worker import Worker
+
+# Up to these a page costs at most about half a second and a few hundred megabytes, whatever is in it.
+MAX_TAGS = 20_000
+MAX_REOPENED = 2_000_000
+MEMORY_BYTES = 2 * 1024 * 1024 * 1024
+_TAG = re.compile(r"<[a-zA-Z]")
+_FORMATTING = re.compile(r"<(?:a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)[\s>/]", re.IGNORECASE)
+
+
+def is_risky(source: str) -> bool:
+    """Whether parsing could take long or much memory."""
+    tags = sum(1 for _ in _TAG.finditer(source))
+    if tags > MAX_TAGS:
+        return True
+    formatting = sum(1 for _ in _FORMATTING.finditer(source))
+    return formatting * (tags - formatting) > MAX_REOPENED
+
+
+def html_worker(source: str, url: str, schemes: frozenset[str], seconds: float) -> Worker:
+    """The worker that renders a page; give its output to `parse_output`."""
+    head = json.dumps([url, *sorted(schemes)]).encode()
+    data = head + source.encode("utf-8", "replace")
+    return Worker("html_worker.py", (MEMORY_BYTES, int(seconds) + 1, len(head)), data, seconds)
+
+
+def parse_output(output: bytes) -> RenderedHtml:
+    """The rendered page. Raises FetchError when the worker met its limits."""
+    try:
+        title, body, links, anchors = json.loads(output)
+    except ValueError:
+        raise FetchError("the page is too large or too deeply nested for this browser") from None
+    return RenderedHtml(title, body, tuple(links), anchors)
