@@ -63,12 +63,12 @@ async def result_of(outcome: Outcome, context: CallContext) -> ToolResult:
     links = [
         Link(uri_of(file.path), file.path.rpartition("/")[2] or file.path, size=file.size) for file in outcome.files
     ]
-    structured: dict[str, Any] = {"receipt": receipt}
+    text = render(outcome)
+    # Clients that prefer structured content show the model nothing else: the text must be in it.
+    structured: dict[str, Any] = {"text": text, "receipt": receipt}
     if outcome.exit_code is not None:
         structured["exit_code"] = outcome.exit_code
-    return ToolResult(
-        render(outcome), meta=meta, images=await _images(outcome, context), links=links, structured=structured
-    )
+    return ToolResult(text, meta=meta, images=await _images(outcome, context), links=links, structured=structured)
 
 
 async def _images(outcome: Outcome, context: CallContext) -> list[Image]:
