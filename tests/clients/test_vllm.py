@@ -53,7 +53,7 @@ def both(host: RunningHost) -> str:
 
 @pytest.fixture(scope="module", params=["bare", "both"])
 def report(host: RunningHost, request: pytest.FixtureRequest) -> Report:
-    """What one process of vLLM's classes saw. The script for the container comes last: the bare host has only python."""
+    """What one process of vLLM's classes saw. The container's script comes last: the bare host has only python."""
     server, script = (host.address, SCRIPT) if request.param == "bare" else (both(host), [*SCRIPT, *CONTAINER_SCRIPT])
     vocabulary = ENVIRONMENTS["vllm"].directory / "vocabulary"
     return Report(
