@@ -41,3 +41,13 @@ def run(
         env={**base, **(environment or {})},
         check=False,
     )
+
+
+def start(client: str, script: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Starts `scripts/{script}` and leaves it running; its caller ends it."""
+    return subprocess.Popen(
+        [ENVIRONMENTS[client].python, SCRIPTS / script, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+    )

@@ -172,6 +172,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
             timeout=240,
         )
         subprocess.run(["docker", "rmi", "-f", found.image], capture_output=True, check=False, timeout=60)
+        stage = ["docker", "image", "prune", "-f", "--filter", "label=org.toolhost.stage=host-build"]
+        subprocess.run(stage, capture_output=True, check=False, timeout=60)
 
 
 @pytest.mark.docker
