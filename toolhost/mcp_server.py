@@ -45,6 +45,7 @@ from toolhost.namespaces.resources import Files
 log = logging.getLogger("toolhost.calls")
 
 PROMPT_FLAG = "include_in_prompt"
+ATTEMPTS = "toolhost/attempts"  # says that a call with an attempt id may be sent again
 CALLER = "toolhost.caller"  # its place in an ASGI scope
 TOOL_NAME = re.compile(r"\s*([A-Za-z0-9_-]*)")  # models add junk behind a name: a space, `<|channel|>…`
 
@@ -282,9 +283,14 @@ def tool_on_wire(tool: Tool) -> dict[str, Any]:
     }
     if tool.title:
         wire["title"] = tool.title
+    meta: dict[str, bool] = {}
     if tool.hidden:
         wire["annotations"][PROMPT_FLAG] = False
-        wire["_meta"] = {PROMPT_FLAG: False}
+        meta[PROMPT_FLAG] = False
+    if tool.attempts:
+        meta[ATTEMPTS] = True
+    if meta:
+        wire["_meta"] = meta
     return wire
 
 

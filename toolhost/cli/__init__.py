@@ -17,6 +17,8 @@ import typer.main
 # for a group of commands. Modules are imported when their command runs: `--help` must not wait for them.
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("toolhost.cli.serve:serve", "Start the tool server and print what to give to vLLM."),
+    "run": ("toolhost.cli.run:run", "Ask a model that may use tools, and watch it work."),
+    "trace": ("toolhost.cli.trace:trace", "Show what happened in a run, call by call."),
     "call": ("toolhost.cli.call:call", "Call a tool of a running host, from a terminal."),
     "stdio": ("toolhost.cli.stdio:stdio", "Serve one desktop client over standard input and output."),
     "setup": ("toolhost.cli.setup:setup", "Make the environment that sandboxes run in (needed once)."),

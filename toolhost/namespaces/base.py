@@ -39,7 +39,8 @@ class SessionAttachment(Protocol):
 class Tool:
     """One tool as a client lists it. `input_schema` is flat, and every `anyOf` branch in it has a `type`.
 
-    `hidden`: kept out of the model's prompt by clients that render tools there.
+    `hidden`: kept out of the model's prompt by clients that render tools there. `attempts`: a call that names an
+    attempt runs once however often it is sent (`_meta` key `toolhost/attempt-id`), so a client may send it again.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Tool:
     input_schema: Mapping[str, Any]
     title: str = ""
     hidden: bool = False
+    attempts: bool = False
     hints: Mapping[str, bool] = field(default_factory=dict)  # MCP's readOnlyHint and so on
 
 
