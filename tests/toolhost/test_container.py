@@ -129,6 +129,17 @@ async def test_the_listing_is_what_inference_servers_can_rewrite(host: Host) -> 
         await client.tool("cleanup_session")
 
 
+async def test_an_attempt_id_goes_with_the_command(host: Host) -> None:
+    host.manager.outcome = outcome(exit_code=0)
+    async with await host.connect("/container/sse") as client:
+        listed = (await client.call("tools/list"))["result"]["tools"]
+        assert listed[0]["_meta"]["toolhost/attempts"] is True
+        await client.tool("exec", {"cmd": ["true"]}, meta={"toolhost/attempt-id": "one"})
+        refused = await client.tool("exec", {"cmd": ["true"]}, meta={"toolhost/attempt-id": "a/b"})
+    assert refused["isError"]
+    assert [execution.attempt_id for execution in host.manager.executions] == ["one"]
+
+
 def test_every_argument_has_one_plain_type() -> None:
     for schema in EXEC.input_schema["properties"].values():
         assert isinstance(schema["type"], str) and "properties" not in schema

@@ -53,6 +53,7 @@ EXEC = Tool(
         "required": ["cmd"],
     },
     title="Run a command",
+    attempts=True,
     hints={"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": False},
 )
 
