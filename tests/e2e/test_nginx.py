@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
@@ -35,6 +38,10 @@ http {{
     fastcgi_temp_path {directory}/fastcgi;
     uwsgi_temp_path {directory}/uwsgi;
     scgi_temp_path {directory}/scgi;
+    {servers}
+}}
+"""
+ONE_HOST = """
     server {{
         listen 127.0.0.1:{port};
         location {prefix}/ {{
@@ -45,7 +52,6 @@ http {{
             proxy_read_timeout {timeout}s;
         }}
     }}
-}}
 """
 
 
@@ -60,16 +66,20 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHost]:
 @pytest.fixture(scope="module")
 def proxied(host: RunningHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a running nginx before the host."""
+    port = free_port()
+    servers = ONE_HOST.format(port=port, prefix=PREFIX, host=host.address, timeout=READ_TIMEOUT_S)
+    with nginx(tmp_path_factory.mktemp("nginx"), servers):
+        yield port
+
+
+@contextmanager
+def nginx(directory: Path, servers: str) -> Iterator[None]:
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         pytest.skip("no nginx (apt-get install nginx)")
-    directory: Path = tmp_path_factory.mktemp("nginx")
-    directory.chmod(0o755)
-    port = free_port()
-    text = CONFIGURATION.format(
-        directory=directory, port=port, prefix=PREFIX, host=host.address, timeout=READ_TIMEOUT_S
-    )
-    (directory / "nginx.conf").write_text(text)
+    for parent in (directory, directory.parent):
+        parent.chmod(0o755)  # its workers run as another user
+    (directory / "nginx.conf").write_text(CONFIGURATION.format(directory=directory, servers=servers))
     process = subprocess.Popen(
         [program, "-c", str(directory / "nginx.conf"), "-e", str(directory / "error.log")],
         stdout=subprocess.DEVNULL,
@@ -77,7 +87,7 @@ def proxied(host: RunningHost, tmp_path_factory: pytest.TempPathFactory) -> Iter
     )
     try:
         until_it_answers(process, directory / "nginx.pid")
-        yield port
+        yield
     finally:
         process.terminate()
         process.wait(timeout=20)
@@ -107,18 +117,80 @@ async def test_a_long_call_arrives_and_pings_outlast_the_read_timeout(
     """It prints every second, and none of that is on the wire before its end: only pings keep nginx from giving up."""
     monkeypatch.setattr("tests.toolhost.rawclient.PATIENCE_S", CALL_S + 40.0)
     code = f"import time\nfor n in range({CALL_S}):\n    print('tick', n, flush=True)\n    time.sleep(1)"
-    async with await Stream.open(proxied, f"{PREFIX}/python/sse", [("x-session-id", "long")]) as stream:
-        await stream.initialize()
-        text = await stream.python(code)
-    assert text.splitlines()[0] == "tick 0" and f"tick {CALL_S - 1}" in text
-    assert len(stream.comments) >= CALL_S // READ_TIMEOUT_S, "pings came through while it ran"
+
+    async def over_sse() -> str:
+        async with await Stream.open(proxied, f"{PREFIX}/python/sse", [("x-session-id", "long")]) as stream:
+            await stream.initialize()
+            text = await stream.python(code)
+            assert len(stream.comments) >= CALL_S // READ_TIMEOUT_S, "pings came through while it ran"
+            return text
+
+    async def over_http() -> str:
+        async with behind(proxied, "long-http") as client:
+            result = await client.call_tool("python", {"code": code})
+            return str(result.content[0].model_dump()["text"])
+
+    for text in await asyncio.gather(over_sse(), over_http()):
+        assert text.splitlines()[0] == "tick 0" and f"tick {CALL_S - 1}" in text
 
 
 async def test_streamable_http_works_behind_the_prefix_too(proxied: int) -> None:
+    async with behind(proxied, "short") as client:
+        result = await client.call_tool("python", {"code": "6 * 7"})
+        assert result.content[0].model_dump()["text"] == "42"
+
+
+@asynccontextmanager
+async def behind(port: int, session: str) -> AsyncIterator[ClientSession]:
     async with (
-        streamable_http_client(f"http://127.0.0.1:{proxied}{PREFIX}/s/behind/mcp") as streams,
+        httpx2.AsyncClient(timeout=CALL_S + 40.0) as http,
+        streamable_http_client(f"http://127.0.0.1:{port}{PREFIX}/s/{session}/mcp", http_client=http) as streams,
         ClientSession(streams[0], streams[1]) as client,
     ):
         await client.initialize()
-        result = await client.call_tool("python", {"code": "6 * 7"})
-        assert result.content[0].model_dump()["text"] == "42"
+        yield client
+
+
+# --- several hosts behind one balancer -------------------------------------------------------------------------------
+
+BALANCER = """
+    upstream hosts {{ server {one}; server {two}; }}
+    server {{
+        listen 127.0.0.1:{port};
+        location /host1/ {{ proxy_pass http://{one}/; }}
+        location /host2/ {{ proxy_pass http://{two}/; }}
+        location / {{
+            proxy_pass http://hosts;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Host $http_host;
+        }}
+    }}
+"""
+
+
+@pytest.fixture
+def balanced(tmp_path: Path) -> Iterator[int]:
+    """The port of an nginx that gives each connection to the next of two hosts."""
+    hosts = [
+        RunningHost(tmp_path / f"host{number}", arguments=["--public-path", f"/host{number}"]).start()
+        for number in (1, 2)
+    ]
+    port = free_port()
+    one, two = (host.address for host in hosts)
+    try:
+        with nginx(tmp_path, BALANCER.format(port=port, one=one, two=two)):
+            yield port
+    finally:
+        for host in hosts:
+            host.purge()
+
+
+async def test_posts_reach_the_host_that_has_the_stream(balanced: int) -> None:
+    prefixes = set()
+    for number in range(4):
+        async with await Stream.open(balanced, "/python/sse", [("x-session-id", f"balanced-{number}")]) as stream:
+            prefixes.add(stream.endpoint.split("/")[1])
+            await stream.initialize()
+            assert await stream.python("6 * 7") == "42"
+    assert prefixes == {"host1", "host2"}
