@@ -36,7 +36,7 @@ from sandboxes.errors import SandboxError
 from sandboxes.spec import SessionKey
 from toolhost import __version__
 from toolhost.errors import UNEXPECTED, BadArguments, row, text_for
-from toolhost.identity import label
+from toolhost.identity import NOT_NARROWED, Domains, label
 from toolhost.namespaces import resources
 from toolhost.namespaces.base import CLEANUP, CallContext, Namespace, SessionAttachment, Tool, ToolResult
 from toolhost.namespaces.prompts import all_instructions
@@ -64,6 +64,7 @@ class Caller:
     rich: bool = False
     max_calls: int = 32
     calls: int = 0
+    domains: Domains = NOT_NARROWED
 
     def refusing(self, reason: str) -> Caller:
         """The same connection, for one message whose call must not run."""
@@ -217,8 +218,8 @@ class ToolSet:
         try:
             served = self._find(name)
             arguments, meta = _mapping(params, "arguments"), _mapping(params, "_meta")
-            context = CallContext(caller.attachment, meta, caller.rich)
-            return await served.namespace.call(served.name, arguments, context)
+            around = CallContext(caller.attachment, meta, caller.rich, domains=caller.domains)
+            return await served.namespace.call(served.name, arguments, around)
         except (SandboxError, BadArguments) as error:
             return ToolResult(text_for(error), is_error=True, meta={"toolhost/error": row(error).code})
         except Exception as error:

@@ -10,13 +10,19 @@ import pytest
 from tests.support.host import RunningHost
 from tests.toolhost.rawclient import Stream
 
-pytestmark = [pytest.mark.bubblewrap, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHost]:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
+        pytest.param("docker", marks=pytest.mark.docker),  # there the agent and user code are of different uids
+    ],
+)
+def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHost]:
     state_dir: Path = tmp_path_factory.mktemp("container") / "state"
-    running = RunningHost(state_dir).start()
+    running = RunningHost(state_dir, backend=request.param).start()
     yield running
     running.purge()
 

@@ -6,7 +6,9 @@ Above: namespaces. Below: optionally `openai_harmony`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from toolhost.namespaces.base import Tool
 
@@ -25,9 +27,73 @@ the next call. Files below '/mnt/data', where commands start, are the ones that 
 seconds unless you give another `timeout`; longer ones are interrupted. There may be no internet access."""
 
 EVERYTHING = """\
-Tools that run code and commands in one sandbox that belongs to this session: variables, shells and the files below
-/mnt/data stay from call to call, and what one tool leaves there the others find. Files that calls make are also this
-server's resources. Results say when state was lost; nothing runs twice."""
+Tools that run code and commands in one sandbox that belongs to this session, and a text browser with the session's own
+pages: variables, shells, pages and the files below /mnt/data stay from call to call, and what one tool leaves in the
+sandbox the others find. Files that calls make are also this server's resources. Results say when state was lost."""
+
+
+BROWSER = """\
+Use these tools to look things up in a text browser.
+Each page that it shows begins with its `cursor` in square brackets: `[{cursor}]`. Lines are numbered: `L{line}`.
+Give sources in the form `【{cursor}†L{line_start}(-L{line_end})?】`, like `【4†L12-L15】` or `【7†L2】`.
+Copy at most 10 words in a row from what the tools show; say the rest in your own words.
+sources=web"""
+
+_READS = {"readOnlyHint": True, "openWorldHint": True}
+_NUMBER = {"type": "number", "default": -1}
+
+BROWSER_TOOLS = (
+    Tool(
+        name="search",
+        description="Looks for `query` and shows the best `topn` results as a page of links.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "query": {"type": "string"},
+                "topn": {"type": "number", "default": 10},
+                "source": {"type": "string"},
+            },
+            "required": ["query"],
+        },
+        title="Search",
+        hints=_READS,
+    ),
+    Tool(
+        name="open",
+        description=(
+            "Opens a link of the page at `cursor` (the newest page by default) by its number `id`, and shows "
+            "`num_lines` lines from line `loc` on.\n"
+            "Links look like `【{id}†text】`.\n"
+            "A string as `id` is a whole URL.\n"
+            "Without `loc` the page begins at its top, or near the passage that a search or `find` led to.\n"
+            "Without `id` it shows another part of a page that is open: that is how to scroll."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "id": {"anyOf": [{"type": "number"}, {"type": "string"}], "default": -1},
+                "cursor": _NUMBER,
+                "loc": _NUMBER,
+                "num_lines": _NUMBER,
+                "view_source": {"type": "boolean", "default": False},
+                "source": {"type": "string"},
+            },
+        },
+        title="Open a page",
+        hints=_READS,
+    ),
+    Tool(
+        name="find",
+        description="Finds the places where `pattern` stands in the page at `cursor` (the newest page by default).",
+        input_schema={
+            "type": "object",
+            "properties": {"pattern": {"type": "string"}, "cursor": _NUMBER},
+            "required": ["pattern"],
+        },
+        title="Find in a page",
+        hints=_READS,
+    ),
+)
 
 
 def python_instructions(timeout_s: float, *, override: str | None = None) -> str:
@@ -48,10 +114,47 @@ def all_instructions(tools: Iterable[Tool]) -> str:
     return "\n".join([EVERYTHING, "", *(f"- {tool.name}: {tool.description}" for tool in tools)])
 
 
-def _trained_python() -> str | None:
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What a client renders of a namespace into a prompt."""
+
+    instructions: str
+    tools: tuple[Tool, ...]
+
+
+def browser_texts() -> Texts:
+    """The browser's: trained ones where the package has them, for each tool that it knows."""
+    trained = _trained("browser")
+    if trained is None or not trained.description:
+        return Texts(BROWSER, BROWSER_TOOLS)
+    known = {str(tool.name): tool for tool in trained.tools}
+    tools = tuple(_with_texts_of(known[tool.name], tool) if tool.name in known else tool for tool in BROWSER_TOOLS)
+    return Texts(str(trained.description), tools)
+
+
+def _with_texts_of(trained: Any, tool: Tool) -> Tool:
+    return replace(tool, description=str(trained.description), input_schema=_flat(trained.parameters))
+
+
+def _flat(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A list of types as alternatives of one type each: clients rewrite those, and some know nothing else."""
+    flat = {**schema, "properties": dict(schema.get("properties", {}))}
+    for name, value in flat["properties"].items():
+        if isinstance(types := value.get("type"), list):
+            rest = {key: part for key, part in value.items() if key != "type"}
+            flat["properties"][name] = {"anyOf": [{"type": kind} for kind in types], **rest}
+    return flat
+
+
+def _trained(namespace: str) -> Any:
+    """The package's ToolNamespaceConfig, None without the package."""
     try:
         harmony = importlib.import_module("openai_harmony")
     except ImportError:
         return None
-    text = harmony.ToolNamespaceConfig.python().description
-    return str(text) if text else None
+    return getattr(harmony.ToolNamespaceConfig, namespace)()
+
+
+def _trained_python() -> str | None:
+    trained = _trained("python")
+    return str(trained.description) if trained is not None and trained.description else None

@@ -12,6 +12,7 @@ from toolhost.namespaces.base import Namespace
 # Name to "module:factory"; a factory takes Settings. vLLM dispatches to python, browser and container only.
 NAMESPACES: dict[str, str] = {
     "python": "toolhost.namespaces.registry:python",
+    "browser": "toolhost.namespaces.registry:browser",
     "container": "toolhost.namespaces.registry:container",
 }
 
@@ -20,6 +21,13 @@ def python(settings: Settings) -> Namespace:
     from toolhost.namespaces.python import PythonNamespace
 
     return PythonNamespace(settings.python)
+
+
+def browser(settings: Settings) -> Namespace:
+    from toolhost.browsing.service import BrowserService
+    from toolhost.namespaces.browser import BrowserNamespace
+
+    return BrowserNamespace(BrowserService(settings), instructions=settings.browser.instructions)
 
 
 def container(settings: Settings) -> Namespace:
