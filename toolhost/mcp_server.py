@@ -41,9 +41,11 @@ from toolhost.namespaces import resources
 from toolhost.namespaces.base import CLEANUP, CallContext, Namespace, SessionAttachment, Tool, ToolResult
 from toolhost.namespaces.prompts import all_instructions
 from toolhost.namespaces.resources import Files
+from toolhost.progress import Progress, Send
 
 log = logging.getLogger("toolhost.calls")
 
+PROGRESS_TOKEN = "progressToken"  # in a call's `_meta`
 PROMPT_FLAG = "include_in_prompt"
 ATTEMPTS = "toolhost/attempts"  # says that a call with an attempt id may be sent again
 CALLER = "toolhost.caller"  # its place in an ASGI scope
@@ -202,11 +204,11 @@ class ToolSet:
         params = context.params or {}
         name = params.get("name")
         started = time.monotonic()
-        result = await self._answer(caller, name, params)
+        result = await self._answer(caller, name, params, context.session.report_progress)
         self._log(caller, name, result, time.monotonic() - started)
         return result_on_wire(result, rich=caller is not None and caller.rich)
 
-    async def _answer(self, caller: Caller | None, name: object, params: Mapping[str, Any]) -> ToolResult:
+    async def _answer(self, caller: Caller | None, name: object, params: Mapping[str, Any], report: Send) -> ToolResult:
         if caller is None or caller.attachment is None:
             return ToolResult(f"Error: {caller.refusal if caller else 'this request has no session.'}", is_error=True)
         if caller.calls >= caller.max_calls:
@@ -219,7 +221,10 @@ class ToolSet:
             served = self._find(name)
             arguments, meta = _mapping(params, "arguments"), _mapping(params, "_meta")
             around = CallContext(caller.attachment, meta, caller.rich, domains=caller.domains)
-            return await served.namespace.call(served.name, arguments, around)
+            if PROGRESS_TOKEN not in meta:
+                return await served.namespace.call(served.name, arguments, around)
+            async with Progress(report) as progress:
+                return await served.namespace.call(served.name, arguments, replace(around, on_event=progress))
         except (SandboxError, BadArguments) as error:
             return ToolResult(text_for(error), is_error=True, meta={"toolhost/error": row(error).code})
         except Exception as error:
