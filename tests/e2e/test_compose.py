@@ -159,7 +159,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     found = Project(tmp_path_factory.mktemp("compose") / "state")
     make_wheelhouse()
     try:
-        found.compose("build", "setup", timeout_s=300)
+        found.compose("build", "--force-rm", "setup", timeout_s=300)
         found.compose("up", "-d", "--no-build")
         yield found
     finally:
