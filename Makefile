@@ -38,8 +38,8 @@ test: $(VENV)/ready lint ## Run all that this machine can; name what it could no
 clients: $(VENV)/ready ## Build the environments of the clients that tests drive (vLLM's classes, mcp 1.12, 1.x, 2.x, …)
 	$(BIN)/python -m tests.clients.environments
 
-image: $(VENV)/ready ## Build the sandbox image on the Docker engine
-	$(BIN)/toolhost setup --docker
+image: $(VENV)/ready ## Build the sandbox image on the Docker engine (BASE_IMAGE=name, where the public one cannot be had)
+	$(BIN)/toolhost setup --docker $(if $(BASE_IMAGE),--base-image $(BASE_IMAGE))
 
 torture: $(VENV)/ready ## The long form of random and soak tests (SEED=n); output is kept in .cache/torture
 	@mkdir -p .cache/torture

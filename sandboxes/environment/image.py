@@ -86,13 +86,19 @@ def build_image(
         with build_lock(wheels):
             house = _wheelhouse(wheels, interpreter.target, steps)
             steps.begin(Step.BUILD)
-            _build(client, tag, base_image, house, steps)
-        # The build stage, and the image that had this name before unless a container still runs on it.
-        for label in (STAGE_LABEL, DIGEST_LABEL):
-            client.images.prune(filters={"dangling": True, "label": label})
+            try:
+                _build(client, tag, base_image, house, steps)
+            finally:
+                _prune(client)
     except (errors.DockerException, requests.RequestException) as error:
         raise BuildFailed(f"the Docker engine failed: {_short(error)}") from error
     return True
+
+
+def _prune(client: docker.DockerClient) -> None:
+    """Removes the build stage, and the image that had this name before unless a container still runs on it."""
+    for label in (STAGE_LABEL, DIGEST_LABEL):
+        client.images.prune(filters={"dangling": True, "label": label})
 
 
 def _ensure_base(client: docker.DockerClient, base_image: str, steps: Steps) -> None:
