@@ -50,6 +50,7 @@ class DiskWatch:
         self._running = running
         self._over = over
         self._free = -1
+        self._block = 1
         self._used = 0
         self._allowed = 0
         self._timer: Timer | None = None
@@ -65,9 +66,24 @@ class DiskWatch:
             self._again()
 
     def end(self) -> None:
-        """An execution has ended: what it left is where the next one starts from."""
-        if self._limit is not None and self.pid is None and self._changed():
+        """An execution has ended: what it left is where the next one starts from. Free space changes all the time where
+        others write too; that alone is no reason to count, or each execution would start a worker."""
+        if self._limit is not None and self.pid is None and self._may_be_over(self._limit):
             self._count()
+
+    def _may_be_over(self, limit: int) -> bool:
+        """Whether all that was written to the file system since the last count would take it past the limit, or past
+        what it held when it was past it already."""
+        try:
+            free = os.statvfs(self._data).f_bfree
+        except OSError:
+            return False
+        if self._free < 0 or self._used > limit:
+            return self._changed()
+        if self._used + (self._free - free) * self._block <= limit - _SLACK:
+            return False
+        self._free = free
+        return True
 
     def _again(self) -> None:
         full = self._limit is not None and self._used > self._limit
@@ -83,9 +99,10 @@ class DiskWatch:
 
     def _changed(self) -> bool:
         try:
-            free = os.statvfs(self._data).f_bfree
+            found = os.statvfs(self._data)
         except OSError:
             return False
+        free, self._block = found.f_bfree, found.f_frsize
         changed, self._free = free != self._free, free
         return changed
 
