@@ -40,7 +40,10 @@ HANGS = {
         State.LOST,
     ),
     # One call that never comes back to Python between instructions.
-    "C code": ("import ctypes\nctypes.CDLL(None).sleep.argtypes\n[ctypes.CDLL(None).sleep(60) for _ in range(9)]", None),
+    "C code": (
+        "import ctypes\nctypes.CDLL(None).sleep.argtypes\n[ctypes.CDLL(None).sleep(60) for _ in range(9)]",
+        None,
+    ),
     "C computing": ("sum(range(10 ** 14))", State.LOST),
     "child": ("import subprocess\nsubprocess.run(['sleep', '1000'])", State.KEPT),
     "shell that ignores": ("import os\nos.system('trap \"\" INT TERM; while :; do sleep 1; done')", None),
@@ -189,9 +192,7 @@ class ExecutionSuite:
     # --- the ladder --------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("name", HANGS)
-    async def test_what_hangs_is_ended_and_the_fate_of_its_variables_is_true(
-        self, at: Attachment, name: str
-    ) -> None:
+    async def test_what_hangs_is_ended_and_the_fate_of_its_variables_is_true(self, at: Attachment, name: str) -> None:
         code, expected = HANGS[name]
         await run(at, "x = 7\nopen('/mnt/data/kept', 'w').write('k')")
         began = time.monotonic()
