@@ -21,7 +21,8 @@ READY_S = 30.0
 async def server(kind: str) -> AsyncIterator[tuple[int, int]]:
     """One of `benchmarks.servers`. Yields its port and pid."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.servers", kind, str(port)])
+    command = [sys.executable, "-m", "benchmarks.servers", kind, str(port)]
+    process = await asyncio.to_thread(subprocess.Popen, command)
     try:
         await _until_open(port, process)
         yield port, process.pid
@@ -63,7 +64,7 @@ async def _until_open(port: int, process: subprocess.Popen[bytes]) -> None:
             return
 
 
-# --- what the kernel says ----------------------------------------------------------------------------------------------
+# --- what the kernel says -------------------------------------------------------------------------------------------
 
 
 def cpu_s(pid: int) -> float:

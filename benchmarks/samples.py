@@ -12,7 +12,7 @@ Operation = Callable[[], Awaitable[object]]
 
 @dataclass
 class Samples:
-    """What one variant took. `values`: seconds, unless the case says another unit. `error`: why there are none."""
+    """What one variant took. `values`: seconds, unless the table says another unit. `error`: why there are no more."""
 
     values: list[float] = field(default_factory=list)
     error: str = ""
@@ -22,48 +22,51 @@ class Samples:
         return statistics.median(self.values)
 
     def summary(self) -> dict[str, object]:
-        """For JSON: count, median, min, max; or the reason why it is left out."""
-        if not self.values:
-            return {"left_out": self.error or "not measured"}
-        return {
-            "count": len(self.values),
-            "median": self.median,
-            "min": min(self.values),
-            "max": max(self.values),
-            **({"error": self.error} if self.error else {}),
-        }
+        """For JSON: count, median, min, max, or the reason why it is left out."""
+        found: dict[str, object] = {"count": len(self.values)}
+        if self.values:
+            found |= {"median": self.median, "min": min(self.values), "max": max(self.values)}
+        return {**found, "error": self.error} if self.error else found
 
 
-async def take_turns(
-    variants: Mapping[str, Operation], *, rounds: int, batch: int = 1, warm_up: int = 1, budget_s: float = 60.0
-) -> dict[str, Samples]:
-    """Each variant `batch` times in a row, one after the other, `rounds` times over, or until the budget is used up
-    (each has had one round then). The first of a batch of several is not counted: it wakes up what slept meanwhile. An
-    operation that returns a float timed itself, in its own unit. A variant that fails is left out from there on."""
+@dataclass(frozen=True)
+class Variant:
+    """`operation` is timed, unless it returns a float: then that is its sample. `batch`: how often it runs at a turn;
+    of several the first is not counted, it wakes up what slept meanwhile. `before` runs ahead of each, untimed."""
+
+    operation: Operation
+    batch: int = 1
+    before: Operation | None = None
+
+
+async def take_turns(variants: Mapping[str, Variant], *, rounds: int, budget_s: float = 60.0) -> dict[str, Samples]:
+    """`rounds` turns for each variant, or as many as the budget has time for, but one. A variant that fails is left out
+    from there on, with what it failed of."""
     found = {name: Samples() for name in variants}
-    for name, operation in variants.items():
-        await _run(operation, found[name], warm_up, keep=False)
+    for name, variant in variants.items():
+        await _run(variant, found[name], variant.batch, skip=variant.batch)
     until = time.perf_counter() + budget_s
     for number in range(rounds):
         if number and time.perf_counter() > until:
             break
-        for name, operation in variants.items():
-            if batch > 1:
-                await _run(operation, found[name], 1, keep=False)
-            await _run(operation, found[name], batch, keep=True)
+        for name, variant in variants.items():
+            more = int(variant.batch > 1)
+            await _run(variant, found[name], variant.batch + more, skip=more)
     return found
 
 
-async def _run(operation: Operation, into: Samples, times: int, *, keep: bool) -> None:
-    for _ in range(times):
+async def _run(variant: Variant, into: Samples, times: int, *, skip: int) -> None:
+    for number in range(times):
         if into.error:
             return
-        began = time.perf_counter()
         try:
-            own = await operation()
+            if variant.before is not None:
+                await variant.before()
+            began = time.perf_counter()
+            own = await variant.operation()
         except Exception as error:  # noqa: BLE001 - whatever a variant fails of, the others go on
             into.error = f"{type(error).__name__}: {error}"[:300]
             return
         took = time.perf_counter() - began
-        if keep:
+        if number >= skip:
             into.values.append(own if isinstance(own, float) else took)
