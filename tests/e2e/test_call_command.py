@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.host import RunningHost, free_port
 
-pytestmark = pytest.mark.bubblewrap
+pytestmark = pytest.mark.timeout(180)
 
 
 def call(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

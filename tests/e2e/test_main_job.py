@@ -1,4 +1,4 @@
-"""The main job from outside: `toolhost serve` as a process, sandboxes by bubblewrap, clients over SSE."""
+"""The main job from outside, on each backend: `toolhost serve` as a process, clients over SSE."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tests.e2e.conftest import sandboxes, until
 from tests.support.host import RunningHost, free_port
 from tests.toolhost.rawclient import Stream
 
-pytestmark = [pytest.mark.bubblewrap, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
+NO_ENGINE = "unix:///nonexistent/docker.sock"
 NO_BUBBLEWRAP = """
 import sandboxes.backends.bwrap_binary as binary
 binary.find = lambda: []
@@ -155,7 +156,12 @@ async def test_the_host_logs_calls_by_session_and_attempt_and_never_their_code(h
 def test_with_nothing_that_isolates_it_refuses_and_says_what_to_install(tmp_path: Path, command: str) -> None:
     place = ["--listen", f"127.0.0.1:{free_port()}", "--state-dir", str(tmp_path / "state")]
     done = subprocess.run(
-        [sys.executable, "-c", NO_BUBBLEWRAP, command, *place], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", NO_BUBBLEWRAP, command, *place],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "DOCKER_HOST": NO_ENGINE},
     )
     assert done.returncode == {"serve": 2, "doctor": 1}[command]
     assert "apt install bubblewrap" in done.stdout + done.stderr
@@ -169,7 +175,11 @@ def test_without_the_sandbox_environment_it_refuses_and_names_setup(tmp_path: Pa
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "TOOLHOST_BUBBLEWRAP__ENVIRONMENT_DIR": str(tmp_path / "missing")},
+        env={
+            **os.environ,
+            "DOCKER_HOST": NO_ENGINE,
+            "TOOLHOST_BUBBLEWRAP__ENVIRONMENT_DIR": str(tmp_path / "missing"),
+        },
     )
     assert done.returncode == 2
     assert "toolhost setup" in done.stderr

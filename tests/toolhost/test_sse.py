@@ -28,7 +28,7 @@ async def test_both_hiding_flags_are_in_the_raw_bytes_of_the_tool_list(host: Hos
         assert set(tools) == {"python", "cleanup_session"}
         for tool in tools.values():
             assert tool["annotations"]["include_in_prompt"] is False
-            assert tool["_meta"] == {"include_in_prompt": False}
+            assert tool["_meta"]["include_in_prompt"] is False
             assert tool["description"]
         assert stream.raw.count(b'"include_in_prompt":false') == 4
         assert host.manager.sessions == {}

@@ -17,16 +17,19 @@ import typer.main
 # for a group of commands. Modules are imported when their command runs: `--help` must not wait for them.
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("toolhost.cli.serve:serve", "Start the tool server and print what to give to vLLM."),
+    "run": ("toolhost.cli.run:run", "Ask a model that may use tools, and watch it work."),
+    "trace": ("toolhost.cli.trace:trace", "Show what happened in a run, call by call."),
     "call": ("toolhost.cli.call:call", "Call a tool of a running host, from a terminal."),
     "stdio": ("toolhost.cli.stdio:stdio", "Serve one desktop client over standard input and output."),
     "setup": ("toolhost.cli.setup:setup", "Make the environment that sandboxes run in (needed once)."),
     "doctor": ("toolhost.cli.doctor:doctor", "Check this machine; say what is wrong and what to type."),
+    "sessions": ("toolhost.cli.sessions:app", "Look into a host that runs, and end what is over."),
     "corpus": ("toolhost.cli.corpus:app", "Index folders that the browser searches without a key."),
     "tokens": ("toolhost.cli.tokens:app", "Make access tokens for a host that others can reach."),
 }
 
 EPILOG = """Typical use:  toolhost setup  →  toolhost serve --listen 0.0.0.0:8000 --tokens-file FILE  →
-vllm serve openai/gpt-oss-20b --tool-server HOST:8000/python"""
+vllm serve openai/gpt-oss-20b --tool-server HOST:8000/python,HOST:8000/browser"""
 
 
 class LazyGroup(typer.core.TyperGroup):

@@ -37,6 +37,7 @@ PYTHON = Tool(
         "required": ["code"],
     },
     title="Run Python",
+    attempts=True,
     hidden=True,  # models of the harmony format write bare code to `python`, not arguments
     hints={"readOnlyHint": False, "destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
 )

@@ -1,0 +1,203 @@
+"""`toolhost run` and `toolhost trace` as processes, against the fake model and the tools on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.toolhost.loop.checks import ADAPTER, check_stream
+from tests.toolhost.loop.mcp_double import Double
+from tests.toolhost.loop.test_scenarios import python, search
+from toolhost.loop import fake_model
+
+ROUNDS: list[dict[str, Any]] = [
+    {"reasoning": "Multiply.", "calls": [python("print(6 * 7)"), search("forty two")]},
+    {"text": "The answer is 42."},
+]
+APP = """
+import typer
+from toolhost.cli.run import run
+from toolhost.cli.trace import trace
+app = typer.Typer()
+app.command()(run)
+app.command()(trace)
+app()
+"""
+
+
+async def in_a_terminal(answers: bytes, *arguments: str) -> tuple[int, str]:
+    """Run in a pseudo-terminal, giving one answer to each question; exit code and what was shown, without colours."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", APP, *arguments, stdin=slave, stdout=slave, stderr=slave, env=environment
+    )
+    os.close(slave)
+    shown = b""
+    while chunk := await asyncio.to_thread(read, master):
+        shown += chunk
+        if chunk.endswith(b"[y/N]: "):
+            os.write(master, answers[:1] + b"\n")
+            answers = answers[1:]
+    os.close(master)
+    return await process.wait(), re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux says that the other end is closed
+        return b""
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    null = asyncio.subprocess.DEVNULL
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", APP, *arguments, stdin=null, stdout=pipe, stderr=pipe
+    )
+
+
+async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_in_a_pipe_the_answer_is_on_stdout_and_the_way_to_it_on_stderr(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        tools = f"{double.at('python')},{double.at('browser')}"
+        options = ["--model", url, "--tools", tools, "--trace-dir", str(tmp_path)]
+        code, out, err = await finish(await start("run", "What is 6 times 7?", *options))
+    assert (code, out) == (0, "The answer is 42.\n")
+    assert err.splitlines()[:4] == [
+        "reasoning: Multiply.",
+        "python: print(6 * 7)",
+        "  42",
+        "browser search: forty two",
+    ]
+    response = err.split()[-1]
+    code, out, _ = await finish(await start("trace", response, "--json", "--trace-dir", str(tmp_path)))
+    assert code == 0
+    assert [call["terminal"] for call in json.loads(out)["calls"]] == ["result", "result"]
+    code, out, _ = await finish(await start("trace", response, "--trace-dir", str(tmp_path)))
+    assert code == 0
+    assert "result: accepted" in out
+
+
+async def test_json_is_a_valid_event_stream(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        tools = f"{double.at('python')},{double.at('browser')}"
+        options = ["--json", "--model", url, "--tools", tools, "--trace-dir", str(tmp_path)]
+        code, out, _ = await finish(await start("run", "What is 6 times 7?", *options))
+    assert code == 0
+    response = check_stream([ADAPTER.validate_json(line) for line in out.splitlines()])
+    assert response is not None
+    assert response.output_text == "The answer is 42."
+    assert response.model == "fake"
+
+
+async def test_ctrl_c_cancels_model_and_tool(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving([{"calls": [python("hold()")]}]) as (_, url):
+        options = ["--json", "--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        process = await start("run", "Wait", *options)
+        await double.host.started.wait()
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            await double.host.was_cancelled.wait()
+            code, out, _ = await finish(process)
+    assert code == 130
+    check_stream([ADAPTER.validate_json(line) for line in out.splitlines()], cancelled=True)
+    assert [namespace for _, namespace in double.host.cleaned] == ["python"]
+
+
+async def test_approve_runs_nothing_without_a_terminal_to_ask_at(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        options = ["--approve", "--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        code, _, err = await finish(await start("run", "What is 6 times 7?", *options))
+    assert code == 3
+    assert "needs approval: python.python" in err
+    assert not double.host.runs
+
+
+async def test_a_terminal_shows_reasoning_code_output_and_answer(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        tools = f"{double.at('python')},{double.at('browser')}"
+        options = ["--model", url, "--tools", tools, "--trace-dir", str(tmp_path)]
+        code, shown = await in_a_terminal(b"", "run", "What is 6 times 7?", *options)
+    assert code == 0
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines[:3] == ["Multiply.", "python", "print(6 * 7)"]
+    assert sorted(lines[3:5]) == ["  42", "browser search: forty two"], "in the order in which they ended"
+    assert lines[5] == "The answer is 42."
+
+
+async def test_approve_asks_at_the_terminal_and_runs_only_what_was_allowed(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        tools = f"{double.at('python')},{double.at('browser')}"
+        options = ["--approve", "--model", url, "--tools", tools, "--trace-dir", str(tmp_path)]
+        code, shown = await in_a_terminal(b"ny", "run", "What is 6 times 7?", *options)
+    assert code == 0
+    assert double.host.runs == [("browser", "search", {"query": "forty two"})]
+    assert "The answer is 42." in shown
+
+
+async def test_text_from_outside_cannot_drive_the_terminal(double: Double, tmp_path: Path) -> None:
+    rounds = [{"calls": [python("print('\\x1b]0;owned\\x07\\x1b[2J')")]}, {"text": "\x1b[2Jclean\x9b"}]
+    async with fake_model.serving(rounds) as (_, url):
+        options = ["--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        code, out, err = await finish(await start("run", "Hello", *options))
+    assert code == 0
+    assert out == "[2Jclean\n"
+    assert "\x1b" not in err
+
+
+async def test_a_deadline_and_a_model_that_is_not_there_are_said_plainly(tmp_path: Path) -> None:
+    rounds = [{"text": "x", "pause": "gate"}]
+    async with fake_model.serving(rounds) as (_, url):
+        options = ["--model", url, "--deadline", "0.5", "--trace-dir", str(tmp_path)]
+        code, _, err = await finish(await start("run", "Hello", *options))
+    assert code == 1
+    assert "deadline of 0.5 s" in err
+    code, _, err = await finish(await start("run", "Hello", "--model", "http://127.0.0.1:9/v1"))
+    assert code == 1
+    assert err.startswith("toolhost run: the model server at http://127.0.0.1:9/v1 does not say")
+
+
+async def test_trace_of_an_unknown_or_impossible_id_is_a_plain_error(tmp_path: Path) -> None:
+    for response in ("resp_0", "../../etc/passwd"):
+        code, _, err = await finish(await start("trace", response, "--trace-dir", str(tmp_path)))
+        assert code == 1
+        assert err.startswith("toolhost trace: ")
+
+
+async def test_the_fake_model_is_a_command(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps(ROUNDS))
+    with_port = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = with_port.sockets[0].getsockname()[1]
+    with_port.close()
+    await with_port.wait_closed()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "toolhost.loop.fake_model", str(script), "--port", str(port)
+    )
+    try:
+        async with asyncio.timeout(30), httpx2.AsyncClient() as http:
+            while True:
+                try:
+                    models = await http.get(f"http://127.0.0.1:{port}/v1/models")
+                    break
+                except httpx2.ConnectError:
+                    await asyncio.sleep(0.05)
+        assert models.json()["data"][0]["id"] == "fake"
+    finally:
+        process.terminate()
+        await process.wait()

@@ -1,0 +1,116 @@
+"""Our client of tool servers: its shape, its headers, and what it does when a server goes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.toolhost.loop.mcp_double import ATTEMPT, Double, Host, serving
+from toolhost.loop.errors import RequestError, ToolServerGone
+from toolhost.loop.tool_client import Endpoint, McpToolServer
+from toolhost.loop.tools import AttemptSession
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "transport"),
+    [
+        ("toolhost:8000/python", "http://toolhost:8000/python/sse", "sse"),
+        ("toolhost:8000", "http://toolhost:8000/sse", "sse"),
+        ("user:token@toolhost:8000/python", "http://user:token@toolhost:8000/python/sse", "sse"),
+        ("http://toolhost:8000/mcp", "http://toolhost:8000/mcp", "http"),
+        ("https://example.org/python/sse", "https://example.org/python/sse", "sse"),
+    ],
+)
+def test_endpoints_are_written_as_for_vllm_or_as_urls(text: str, url: str, transport: str) -> None:
+    endpoint = Endpoint.parse(text)
+    assert (endpoint.url, endpoint.transport) == (url, transport)
+
+
+@pytest.mark.parametrize("text", ["", "ftp://toolhost/python", "/python"])
+def test_what_is_no_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="not HOST:PORT/namespace"):
+        Endpoint.parse(text)
+
+
+async def test_namespaces_are_named_by_their_servers_and_hidden_tools_stay_hidden(tool_server: McpToolServer) -> None:
+    assert tool_server.namespaces == ["python", "browser", "container", "files"]
+    assert tool_server.has_tool("python")
+    assert not tool_server.has_tool("other")
+    python = tool_server.get_tool_description("python")
+    assert python is not None
+    assert (python.description, python.tools) == ("The python tool.", [])
+    browser = tool_server.get_tool_description("browser", ["open"])
+    assert browser is not None
+    assert [tool.name for tool in browser.tools] == ["open"]
+    assert tool_server.get_tool_description("browser", ["other"]) is None
+    files = tool_server.get_tool_description("files")
+    assert files is not None
+    assert [(tool.name, tool.read_only) for tool in files.tools] == [("read", True), ("write", False)]
+
+
+async def test_listing_opens_no_session_and_a_session_carries_its_key(
+    tool_server: McpToolServer, double: Double
+) -> None:
+    assert double.host.headers == []
+    async with tool_server.new_session("python", "resp_1", {"x-toolhost-session": "kept"}) as session:
+        assert session._client_info.name
+        assert isinstance(session, AttemptSession)
+        await session.call_tool("python", {"code": "x = 20"})
+        result = await session.call_tool("python", {"code": "print(x + 1)"})
+    assert result.content[0].text == "21\n"
+    assert {headers["x-session-id"] for headers in double.host.headers} == {"resp_1"}
+    assert {headers["x-toolhost-session"] for headers in double.host.headers} == {"kept"}
+
+
+async def test_sessions_of_two_tasks_do_not_meet(tool_server: McpToolServer) -> None:
+    async with (
+        tool_server.new_session("python", "resp_1") as one,
+        tool_server.new_session("python", "resp_2") as two,
+    ):
+        await one.call_tool("python", {"code": "x = 1"})
+        await two.call_tool("python", {"code": "x = 2"})
+        assert (await one.call_tool("python", {"code": "print(x)"})).content[0].text == "1\n"
+
+
+async def test_the_same_attempt_is_joined_and_another_runs(tool_server: McpToolServer, double: Double) -> None:
+    async with tool_server.new_session("files", "resp_1") as session:
+        await session.call_attempt("write", {"n": 1}, "att_1")
+        await session.call_attempt("write", {"n": 1}, "att_1")
+        await session.call_attempt("write", {"n": 1}, "att_2")
+    assert len(double.host.runs) == 2
+    assert ATTEMPT not in str(double.host.runs)
+
+
+async def test_a_session_outlives_its_server_and_keeps_its_key(tool_server: McpToolServer, double: Double) -> None:
+    async with tool_server.new_session("python", "resp_1") as session:
+        await session.call_tool("python", {"code": "x = 5"})
+        await double.kill()
+        await double.start()
+        assert (await session.call_tool("python", {"code": "print(x)"})).content[0].text == "5\n"
+
+
+async def test_a_server_that_is_not_there_is_a_clear_error() -> None:
+    with pytest.raises(ToolServerGone, match=r"cannot connect to http://127\.0\.0\.1:9/python/sse"):
+        await McpToolServer.connect(["user:secret@127.0.0.1:9/python"])
+    with pytest.raises(ToolServerGone) as caught:
+        await McpToolServer.connect(["user:secret@127.0.0.1:9/python"])
+    assert "secret" not in str(caught.value)
+
+
+async def test_cleanup_of_a_server_that_keeps_nothing_costs_no_call() -> None:
+    async with serving(Host(keeps_sessions=False)) as double:
+        server = await McpToolServer.connect([double.at("python")])
+        async with server.new_session("python", "resp_1") as session:
+            result = await session.call_tool("cleanup_session", {})
+    assert "keeps no session" in result.content[0].text
+    assert double.host.cleaned == []
+
+
+async def test_cancelling_a_call_tells_the_server(tool_server: McpToolServer, double: Double) -> None:
+    async with tool_server.new_session("python", "resp_1") as session:
+        call = asyncio.create_task(session.call_tool("python", {"code": "hold()"}))
+        await double.host.started.wait()
+        call.cancel()
+        async with asyncio.timeout(10):
+            await double.host.was_cancelled.wait()

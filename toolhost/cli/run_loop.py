@@ -1,0 +1,120 @@
+"""What `toolhost run` does once it knows what is wanted: connect, run, ask for consent, run on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx2
+import typer
+
+from toolhost.cli.printable import printable
+from toolhost.cli.run_view import View, make_view
+from toolhost.loop.driver import LoopDriver, NoTools
+from toolhost.loop.errors import LoopError
+from toolhost.loop.models.registry import connect
+from toolhost.loop.request import INCLUDE_CODE_OUTPUTS, Limits, LoopRequest, LoopResult
+from toolhost.loop.tool_client import McpToolServer
+from toolhost.loop.trace import FileTraces
+
+EXIT_OK, EXIT_FAILED, EXIT_WAITING, EXIT_CANCELLED = 0, 1, 3, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command's arguments. `deadline` is in seconds, `model` empty for the server's first one."""
+
+    question: str
+    url: str
+    tools: Sequence[str]
+    model: str
+    dialect: str
+    instructions: str
+    as_json: bool
+    approve: bool
+    max_rounds: int
+    deadline: float | None
+    session: str
+    api_key: str | None
+
+
+async def ask_and_watch(options: Options, traces: FileTraces) -> int:
+    """Run the command; its exit code. Raises LoopError for what cannot be started."""
+    client = connect(options.dialect, options.url, options.api_key)
+    try:
+        server = await McpToolServer.connect(options.tools) if options.tools else None
+        namespaces = server.namespaces if server else []
+        request = LoopRequest(
+            model=options.model or await _first_model(options.url, options.api_key),
+            input=options.question,
+            instructions=options.instructions or None,
+            tools=[_tool(one, options.approve) for one in namespaces],
+            limits=Limits(max_rounds=options.max_rounds, deadline=options.deadline),
+            include=[INCLUDE_CODE_OUTPUTS],
+            headers={"x-toolhost-session": options.session} if options.session else {},
+        )
+        driver = LoopDriver(client, tools=server or NoTools())
+        return await _converse(driver, request, make_view(options.as_json), traces)
+    finally:
+        await client.aclose()
+
+
+async def _converse(driver: LoopDriver, request: LoopRequest, view: View, traces: FileTraces) -> int:
+    """Run, ask the user about what needs their consent, and go on."""
+    while True:
+        result = await _one_run(driver, request, view)
+        traces.save(result.trace)
+        waiting = [one for one in result.pending if one.kind == "approval"]
+        if not waiting or not sys.stdin.isatty():
+            typer.echo(f"trace: toolhost trace {result.response.id}", err=True)
+            return _exit_code(result)
+        answers = [_ask(one.id, f"{one.namespace}.{one.name} {one.arguments}") for one in waiting]
+        request = replace(request, history=result.transcript, input=answers)
+
+
+async def _one_run(driver: LoopDriver, request: LoopRequest, view: View) -> LoopResult:
+    run = await driver.start(request)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, run.cancel)
+    try:
+        async for event in run.events():
+            view.show(event)
+        return await run.result()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        view.close()
+
+
+def _ask(approval_id: str, call: str) -> dict[str, Any]:
+    approved = typer.confirm(f"Run {printable(call)}?", default=False, err=True)
+    return {"type": "mcp_approval_response", "approval_request_id": approval_id, "approve": approved}
+
+
+def _tool(namespace: str, approve: bool) -> dict[str, Any]:
+    if namespace == "python" and not approve:
+        return {"type": "code_interpreter", "container": {"type": "auto"}}
+    if namespace == "browser" and not approve:
+        return {"type": "web_search"}
+    return {"type": "mcp", "server_label": namespace, "require_approval": "always" if approve else "never"}
+
+
+async def _first_model(url: str, key: str | None) -> str:
+    headers = {"Authorization": f"Bearer {key}", "x-api-key": key} if key else {}
+    try:
+        async with httpx2.AsyncClient(headers=headers, timeout=10.0) as http:
+            response = await http.get(f"{url.rstrip('/')}/models")
+            return str(response.raise_for_status().json()["data"][0]["id"])
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise LoopError(f"the model server at {url} does not say which models it has; give --name ({error})") from error
+
+
+def _exit_code(result: LoopResult) -> int:
+    if result.pending:
+        return EXIT_WAITING
+    if result.response.status == "cancelled":
+        return EXIT_CANCELLED
+    return EXIT_OK if result.response.status == "completed" else EXIT_FAILED

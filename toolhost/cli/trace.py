@@ -1,0 +1,73 @@
+"""`toolhost trace`: what happened in a run, call by call, with verdicts and times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from toolhost.cli.printable import printable
+from toolhost.cli.run import default_traces
+from toolhost.loop.errors import LoopError
+from toolhost.loop.trace import FileTraces
+
+_TEXT_CHARACTERS = 60
+
+
+def trace(
+    response: Annotated[str, typer.Argument(help="The response's id.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole trace as JSON.")] = False,
+    trace_dir: Annotated[Path | None, typer.Option(help="Where traces are.")] = None,
+) -> None:
+    """Show a run's rounds, calls, verdicts and times."""
+    try:
+        data = FileTraces(trace_dir or default_traces()).load(response)
+    except LoopError as error:
+        typer.echo(f"toolhost trace: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(data, indent=1, ensure_ascii=False))
+        return
+    console = Console()
+    console.print(f"{escape(data['response_id'])}: {data['ending']} ({data['why']}), model {escape(data['model'])}")
+    times = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in data["times"].items())
+    console.print(f"time: {times}")
+    console.print(_table(data))
+
+
+def _table(data: dict[str, Any]) -> Table:
+    table = Table("what", "generation", "seconds", "outcome", "detail")
+    verdicts = {call["call_id"]: call for call in data["calls"]}
+    for entry in data["entries"]:
+        seconds = entry.get("seconds", entry.get("tool_seconds"))
+        shown = "" if seconds is None else f"{seconds:.3f}"
+        row = (_what(entry), str(entry.get("generation", "")), shown, _outcome(entry, verdicts), _detail(entry))
+        table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _what(entry: dict[str, Any]) -> str:
+    name = entry.get("tool") or entry.get("name") or ""
+    return printable(f"{entry['kind']} {name}".strip())
+
+
+def _outcome(entry: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> str:
+    if entry["kind"] == "round":
+        return str(entry["stop"])
+    if entry["kind"] == "call":
+        call = verdicts.get(entry["call_id"], {})
+        arrived = [one["verdict"] for one in call.get("arrivals", ())]
+        flag = " (flagged)" if call.get("flagged") else ""
+        return f"{entry.get('terminal', '')}: {', '.join(arrived) or 'nothing came'}{flag}"
+    return str(entry.get("verdict") or entry.get("why") or "")
+
+
+def _detail(entry: dict[str, Any]) -> str:
+    text = entry.get("text") or entry.get("output") or json.dumps(entry.get("arguments") or "")
+    line = printable(" ".join(str(text).split()))
+    return line if len(line) <= _TEXT_CHARACTERS else f"{line[:_TEXT_CHARACTERS]}…"

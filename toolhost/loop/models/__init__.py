@@ -1,0 +1,1 @@
+"""Model adapters: one file for each wire a model may speak."""

@@ -1,0 +1,133 @@
+"""The contract between the driver and a model's wire.
+
+Above: the driver calls `ModelClient.round` once for each round and reads fragments until `RoundEnd`. Below: one
+adapter a wire. An adapter assembles by index and id, never by arrival; streaming and not, it yields the same whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from toolhost.loop.transcript import Item
+
+Stop = Literal["stop", "calls", "length", "filter", "truncated"]
+"""Why a round ended: the model was done, wants calls answered, ran out of tokens, was filtered, or its stream just
+stopped without saying why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTool:
+    """A function as the model is offered it. `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One round's request.
+
+    `items` is a paired transcript (`transcript.paired`). `tool_choice` is auto, none, required or a tool's name.
+    `options` are further fields for the wire, already in the Responses API's names (`temperature`, `top_p`, `text`,
+    `reasoning`); an adapter takes what its wire has.
+    """
+
+    model: str
+    items: Sequence[Item]
+    instructions: str | None = None
+    tools: Sequence[ModelTool] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    max_output_tokens: int | None = None
+    stream: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningReplay:
+    """What the upstream wants back with the reasoning just ended (a signature, encrypted content, a field's name)."""
+
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A fragment of the call number `key` (counted by the adapter). Empty strings add nothing."""
+
+    key: int
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one round, or of all."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+    def as_response_usage(self) -> dict[str, Any]:
+        """In the shape of the Responses API."""
+        return {
+            "input_tokens": self.input_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": self.input_tokens + self.output_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    stop: Stop
+    usage: Usage = Usage()
+
+
+ModelDelta = TextDelta | ReasoningDelta | ReasoningReplay | RefusalDelta | CallDelta | RoundEnd
+
+
+class ModelClient(Protocol):
+    """A model behind one wire."""
+
+    dialect: str
+
+    def round(self, request: ModelRequest) -> AsyncGenerator[ModelDelta, None]:
+        """The fragments of one round, the last one a `RoundEnd`.
+
+        Cancelling the iteration closes the connection, which is how model servers are told to stop. Raises ModelError.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...

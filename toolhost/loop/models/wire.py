@@ -1,0 +1,83 @@
+"""HTTP for the adapters: one POST, answered as JSON or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from toolhost.loop.errors import ModelError
+
+_MAX_EVENT_BYTES = 16 * 1024 * 1024
+_CONNECT_SECONDS = 10.0
+
+
+class Wire:
+    """A model server's address. `timeout` in seconds is between two bytes of an answer."""
+
+    def __init__(self, base_url: str, headers: Mapping[str, str], timeout: float) -> None:
+        self._base = base_url.rstrip("/")
+        self._client = httpx2.AsyncClient(
+            headers=dict(headers), timeout=httpx2.Timeout(timeout, connect=_CONNECT_SECONDS)
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def json(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole answer as an object. Raises ModelError."""
+        async with self._post(path, body) as response:
+            return _parse(await response.aread())
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The data of each event, until the stream ends or says `[DONE]`. Raises ModelError."""
+        async with self._post(path, body) as response:
+            source = httpx2.EventSource(response, max_event_size=_MAX_EVENT_BYTES)
+            async for event in source:
+                if event.data.strip() == "[DONE]":
+                    return
+                if event.data:
+                    yield _parse(event.data)
+
+    @asynccontextmanager
+    async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[httpx2.Response]:
+        try:
+            async with self._client.stream("POST", f"{self._base}{path}", json=dict(body)) as response:
+                if response.status_code >= 400:
+                    raise _refused(response.status_code, await response.aread())
+                yield response
+        except httpx2.TimeoutException as error:
+            raise ModelError(f"the model server at {self._base} did not answer in time") from error
+        except httpx2.HTTPError as error:
+            detail = str(error) or type(error).__name__
+            raise ModelError(f"the connection to the model server at {self._base} failed: {detail}") from error
+
+
+def _parse(data: str | bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ModelError("the model server sent something that is not JSON") from error
+    if not isinstance(value, dict):
+        raise ModelError("the model server sent JSON that is not an object")
+    if isinstance(value.get("error"), (dict, str)) and "choices" not in value and value.get("object") != "response":
+        raise ModelError(f"the model server reported an error: {_message(value)}")
+    return value
+
+
+def _refused(status: int, body: bytes) -> ModelError:
+    try:
+        detail = _message(json.loads(body))
+    except (ValueError, RecursionError):
+        detail = body[:200].decode("utf-8", "replace")
+    code = {400: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}.get(status, "server_error")
+    return ModelError(f"the model server answered {status}: {detail}", code, status)
+
+
+def _message(value: Any) -> str:
+    error = value.get("error", value) if isinstance(value, dict) else value
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return str(text)[:500]
