@@ -51,6 +51,8 @@ _NO_IPYTHON = (
     "work here. Nothing of this cell was run; all variables are as they were. Use plain Python: subprocess.run() for "
     "commands, help() for help, print() or a last expression to show a value."
 )
+# These have nothing to show but their repr.
+_PLAIN = frozenset({int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset})
 
 
 class IPythonMissing(Exception):
@@ -241,6 +243,9 @@ class Interpreter:
                 self._show_rich(run, value)
 
     def _show_rich(self, run: _Run, value: object) -> None:
+        if type(value) in _PLAIN:
+            run.value = show(value, run.cap)
+            return
         if self._shell is not None and getattr(type(value), "_ipython_display_", None) is not None:
             value._ipython_display_()  # type: ignore[attr-defined]
             return
