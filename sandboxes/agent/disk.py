@@ -49,8 +49,10 @@ class DiskWatch:
         self._children = children
         self._running = running
         self._over = over
-        self._free = -1
+        self._free = -1  # when it was last counted
         self._block = 1
+        self._counted_ever = False
+        self._first: Timer | None = None
         self._used = 0
         self._allowed = 0
         self._timer: Timer | None = None
@@ -62,13 +64,26 @@ class DiskWatch:
         if self._limit is None:
             return
         self._allowed = max(self._limit, self._used + _SLACK if self._used > self._limit else 0)
+        if self._free < 0:
+            self._changed()
         if self._timer is None:
             self._again()
 
     def end(self) -> None:
         """An execution has ended: what it left is where the next one starts from. Free space changes all the time where
         others write too; that alone is no reason to count, or each execution would start a worker."""
-        if self._limit is not None and self.pid is None and self._may_be_over(self._limit):
+        if self._limit is None or self.pid is not None:
+            return
+        if self._may_be_over(self._limit):
+            self._count()
+        elif not self._counted_ever and self._first is None:
+            # A session that has just begun has something better to do than to start a worker.
+            self._first = self._loop.after(_EVERY_S, self._count_first)
+
+    def _count_first(self) -> None:
+        self._first = None
+        if self.pid is None and not self._counted_ever:
+            self._changed()
             self._count()
 
     def _may_be_over(self, limit: int) -> bool:
@@ -78,7 +93,7 @@ class DiskWatch:
             free = os.statvfs(self._data).f_bfree
         except OSError:
             return False
-        if self._free < 0 or self._used > limit:
+        if self._used > limit:
             return self._changed()
         if self._used + (self._free - free) * self._block <= limit - _SLACK:
             return False
@@ -136,6 +151,7 @@ class DiskWatch:
             self._free = -1
             return
         self._used = int(said)
+        self._counted_ever = True
         if self._running() and self._allowed and self._used > self._allowed:
             self._over(self._used)
 

@@ -297,9 +297,9 @@ class Interpreter:
         self._streams.flush()
         if run.since is not None:
             run.looked = time_ns()
-            try:
+            try:  # noqa: SIM105 - contextlib is not imported here
                 run.files = self._look.since(run.since)
-            except BaseException:  # noqa: BLE001, S110, SIM105 - no descriptor, no memory, an audit hook
+            except BaseException:  # noqa: BLE001, S110 - no descriptor, no memory, an audit hook
                 pass
 
     def _flush_all(self) -> None:
