@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 
-from benchmarks.bench import IMAGE, Bench, session
+from benchmarks.bench import Bench, session
 from benchmarks.peers import peer
 from benchmarks.processes import memory_bytes, memory_used_bytes, tree
 from benchmarks.raw_client import RawClient
 from benchmarks.samples import Samples
 from benchmarks.tables import Table
+from sandboxes.backends.docker_container import LABEL
+from sandboxes.owner import Owner
 from tests.support.host import RunningHost
 
 SETTLE_S = 8.0  # the agent's workers end, and the kernel frees what it had for processes that are gone
@@ -63,8 +65,8 @@ def _sandboxes(backend: str, host: RunningHost) -> list[int]:
     assert host.process is not None
     if backend == "bubblewrap":
         return [pid for pid in tree(host.process.pid) if pid != host.process.pid]
-    label = "label=org.toolhost.purpose=sandbox"
-    listed = ["docker", "ps", "-q", "--filter", f"ancestor={IMAGE}", "--filter", label]
+    label = f"label={LABEL}owner={Owner.load(host.state_dir).id}"
+    listed = ["docker", "ps", "-q", "--filter", label]
     names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     inspected = ["docker", "inspect", "-f", "{{.State.Pid}}", *names]
     pids = subprocess.run(inspected, capture_output=True, text=True, check=True).stdout.split()

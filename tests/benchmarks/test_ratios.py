@@ -1,5 +1,5 @@
 """Whether a change made calls slower, by ratios within one run. The bounds are wide enough for a busy machine, and
-narrow enough for what would be noticed: a process started for each call, a wait that sleeps, a file read from the start.
+narrow enough for what would be noticed: a process started for each call, a wait that sleeps, a file read to its end.
 
 The figures themselves are `make bench`'s.
 """
