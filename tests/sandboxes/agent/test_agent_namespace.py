@@ -126,7 +126,8 @@ def test_daemons_of_a_killed_interpreter_are_gone(boxed: Callable[..., Link]) ->
 
 def test_killing_every_process_it_may_kill_hurts_only_itself(boxed: Callable[..., Link]) -> None:
     link = boxed()
-    code = "import os, signal, subprocess\nsubprocess.Popen(['sleep', '60'])\nos.kill(-1, signal.SIGKILL)\nwhile True: pass"
+    code = "import os, signal, subprocess\nsubprocess.Popen(['sleep', '60'])\nos.kill(-1, signal.SIGKILL)\n"
+    code += "while True: pass"
     result = link.run(code, timeout=5.0)
     assert result["receipt"]["ending"] in ("killed", "timed_out")
     assert link.run("print('y' * 30_000)")["output"]["file"].endswith(".txt")
