@@ -56,6 +56,7 @@ class Python:
         self._starting_output = b""
         self._run: Run | None = None
         self._was_ready = False
+        self._preimports = config.preimports
         self._after_death: list[Callable[[], None]] = []
         self._memory = MemoryWatch(config.memory_bytes)
         self.version = ""
@@ -77,7 +78,14 @@ class Python:
         self._starting_output = b""
         try:
             interpreter = Interpreter(
-                self._config, self._loop, self._spawner, self._launcher, self._ready, self._done, self._wrote
+                self._config,
+                self._loop,
+                self._spawner,
+                self._launcher,
+                self._preimports,
+                self._ready,
+                self._done,
+                self._wrote,
             )
         except OSError as error:
             raise SpawnError(error.errno or 5, "the interpreter") from None
@@ -117,6 +125,9 @@ class Python:
         interpreter.output.drain()
         if interpreter is self._interpreter:
             self._interpreter = None
+        if not interpreter.ready:
+            # A file that these read at import, a settings file say, can be what keeps it from starting.
+            self._preimports = []
         run, self._run = self._run, None
         if run is not None:
             self._end_of(run, interpreter, status, peak_bytes)
@@ -146,6 +157,8 @@ class Python:
             run.died(status, self._memory.exhausted(status, peak_bytes), "lost")
         if not interpreter.ready:
             run.state = "lost"
+            if run.started_at is None and interpreter.preimports:
+                run.note("The next one starts without importing modules first.")
 
     # --- performing
 
@@ -155,6 +168,7 @@ class Python:
             self.launch()
         except SpawnError:
             self._run = None
+            run.state = "lost"  # there is no interpreter that could keep it
             raise
         if self.ready:
             self._begin(run)

@@ -37,6 +37,7 @@ class Interpreter:
         loop: Loop,
         spawner: Spawner,
         launcher: str,
+        preimports: list[str],
         on_ready: Callable[[Interpreter, str], None],
         on_done: Callable[[Interpreter, dict[str, object]], None],
         on_output: Callable[[Interpreter, bytes], None],
@@ -44,6 +45,7 @@ class Interpreter:
         self._loop = loop
         self._on_ready = on_ready
         self._on_done = on_done
+        self.preimports = preimports
         self.ready = False
         self.doomed = False
         self._received = b""
@@ -61,7 +63,7 @@ class Interpreter:
             "3",
             config.data,
             ":".join(config.site),
-            ":".join(config.preimports),
+            ":".join(preimports),
         ]
         try:
             self.pid = spawner.program(
