@@ -75,7 +75,7 @@ class EnduranceSuite:
         said = await shell(at, "cat new")
         assert (said.exit_code, text_of(said)) == (0, "x")
         named = await shell(at, "cat new", "s")
-        assert (named.exit_code, text_of(named)) == (0, "x")
+        assert (named.exit_code, text_of(named)) == (0, "x"), named
 
     async def test_a_directory_without_a_mode_is_no_hindrance_to_shells_and_files(
         self, manager: SessionManager, at: Attachment
