@@ -46,6 +46,19 @@ RUINS = {
     ),
 }
 
+# Writes the answer of cell NUMBER on whichever descriptor takes it to the agent.
+ANSWER = """
+import json, os
+answer = {'t': 'done', 'n': NUMBER, 'outcome': 'ok', 'value': "'forged'", 'error': None, 'images': [], 'note': None}
+for fd in range(3, 2048):
+    try:
+        if os.readlink(f'/proc/self/fd/{fd}').startswith('socket:'):
+            os.write(fd, json.dumps(answer).encode() + b'\\n')
+    except OSError:
+        pass
+"""
+STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: "
+
 
 async def shell(at: Attachment, cmd: str, name: str | None = None) -> Outcome:
     return await at.run(Execution(ShellCall(cmd, shell=name), timeout_s=20.0))
@@ -85,3 +98,61 @@ class EnduranceSuite:
         assert text_of(await shell(at, "cat kept")) == "k"
         await run(at, "os.chmod('/mnt/data', 0)")
         assert b"".join([piece async for piece in manager.files(at.key).get("kept", 10)]) == b"k"
+
+    # --- its processes
+
+    async def test_one_process_left_behind_is_not_taken_for_a_fork_bomb_and_shells_live_on(self, at: Attachment) -> None:
+        await shell(at, "sleep 300 & x=1", "s")
+        daemon = (
+            "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(300)\n"
+            "    os._exit(0)\n"
+        )
+        hungry = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'x = bytes(64 << 20); input()'])\n"
+        for started in (daemon, hungry):
+            outcome = await run(at, f"{started}{DIE}")
+            assert outcome.receipt.ending is Ending.KILLED, outcome
+            assert "multiplied" not in " ".join(outcome.notes), outcome
+            said = await shell(at, "echo $x; jobs -r | wc -l", "s")
+            assert text_of(said).split() == ["1", "1"], said
+
+    # --- its interpreter's channel
+
+    async def test_code_that_answers_for_itself_and_runs_on_is_interrupted_when_the_next_call_comes(
+        self, at: Attachment
+    ) -> None:
+        await run(at, "kept = 1")
+        forged = await run(at, f"{ANSWER.replace('NUMBER', '2')}\nwhile True: pass")
+        assert (forged.receipt.sequence, forged.value) == (2, "'forged'")
+        after = await run(at, "kept")
+        assert (after.receipt.ending, after.value) == (Ending.OK, "1"), after
+        assert "answered in its own place" in " ".join(after.notes)
+
+    async def test_code_that_answers_for_itself_and_cannot_be_interrupted_is_not_blamed_on_the_next_call(
+        self, at: Attachment
+    ) -> None:
+        await run(at, f"{ANSWER.replace('NUMBER', '1')}\n{STUBBORN}pass")
+        after = await run(at, "open('ran', 'w')")
+        assert (after.receipt.ending, after.receipt.state) == (Ending.NEVER_STARTED, State.LOST), after
+        assert "code of an earlier call had answered in its own place" in " ".join(after.notes)
+        assert text_of(await run(at, "import os\nos.path.exists('ran')")) == "False"
+
+    async def test_code_that_answers_for_itself_does_not_outlive_its_deadline(self, at: Attachment) -> None:
+        ticking = f"import time\n{STUBBORN}open('tick', 'w').close(); time.sleep(0.01)"
+        await run(at, f"{ANSWER.replace('NUMBER', '1')}\n{ticking}", timeout_s=1.0)
+        gone = "while [ -n \"$(find tick -newermt '-1 seconds')\" ]; do sleep 0.1; done"
+        assert (await shell(at, gone)).receipt.ending is Ending.OK
+        after = await run(at, "'next'")
+        assert (after.receipt.ending, after.value, after.receipt.epoch) == (Ending.OK, "'next'", 2)
+
+    async def test_an_interpreter_whose_channel_was_closed_says_so_in_words(self, at: Attachment) -> None:
+        outcome = await run(at, "import os\nos.closerange(3, 4096)")
+        assert outcome.receipt.ending is Ending.KILLED
+        assert "closes its control channel" in " ".join(outcome.notes)
+        assert text_of(await run(at, "'next'")) == "'next'"
+
+    async def test_senseless_words_on_the_channel_are_named_as_why_the_interpreter_was_ended(
+        self, at: Attachment
+    ) -> None:
+        outcome = await run(at, ANSWER.replace("NUMBER", "77") + "\nwhile True: pass")
+        assert outcome.receipt.ending is Ending.KILLED
+        assert "something wrote to its control channel" in " ".join(outcome.notes)
