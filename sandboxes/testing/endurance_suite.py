@@ -140,9 +140,10 @@ class EnduranceSuite:
         ticking = f"import time\n{STUBBORN}open('tick', 'w').close(); time.sleep(0.01)"
         await run(at, f"{ANSWER.replace('NUMBER', '1')}\n{ticking}", timeout_s=1.0)
         gone = "while [ -n \"$(find tick -newermt '-1 seconds')\" ]; do sleep 0.1; done"
-        assert (await shell(at, gone)).receipt.ending is Ending.OK
+        ended = await shell(at, gone)
+        assert ended.receipt.ending is Ending.OK, ended
         after = await run(at, "'next'")
-        assert (after.receipt.ending, after.value, after.receipt.epoch) == (Ending.OK, "'next'", 2)
+        assert (after.receipt.ending, after.value, after.receipt.epoch) == (Ending.OK, "'next'", 2), after
 
     async def test_an_interpreter_whose_channel_was_closed_says_so_in_words(self, at: Attachment) -> None:
         outcome = await run(at, "import os\nos.closerange(3, 4096)")
