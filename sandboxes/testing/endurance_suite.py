@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sandboxes.manager import Attachment, SessionManager
-from sandboxes.spec import Ending, Execution, Outcome, ShellCall, State
-from sandboxes.testing.backend_suite import run
+from sandboxes.spec import Cause, CauseKind, Ending, Execution, Outcome, Retention, ShellCall, State
+from sandboxes.testing.backend_suite import run, started
 from sandboxes.testing.host import SuiteHost, attach, text_of
 
 DIE = "import os\nos.kill(os.getpid(), 9)"
@@ -41,8 +41,7 @@ RUINS = {
         "    open(name + '.py', 'w').write('import os\\nos._exit(3)')"
     ),
     "emptied": (
-        "import shutil\nfor name in os.listdir():\n"
-        "    shutil.rmtree(name) if os.path.isdir(name) else os.remove(name)"
+        "import shutil\nfor name in os.listdir():\n    shutil.rmtree(name) if os.path.isdir(name) else os.remove(name)"
     ),
 }
 
@@ -101,15 +100,15 @@ class EnduranceSuite:
 
     # --- its processes
 
-    async def test_one_process_left_behind_is_not_taken_for_a_fork_bomb_and_shells_live_on(self, at: Attachment) -> None:
+    async def test_a_process_left_behind_is_not_taken_for_a_fork_bomb_and_shells_live_on(self, at: Attachment) -> None:
         await shell(at, "sleep 300 & x=1", "s")
         daemon = (
             "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(300)\n"
             "    os._exit(0)\n"
         )
         hungry = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'x = bytes(64 << 20); input()'])\n"
-        for started in (daemon, hungry):
-            outcome = await run(at, f"{started}{DIE}")
+        for left in (daemon, hungry):
+            outcome = await run(at, f"{left}{DIE}")
             assert outcome.receipt.ending is Ending.KILLED, outcome
             assert "multiplied" not in " ".join(outcome.notes), outcome
             said = await shell(at, "echo $x; jobs -r | wc -l", "s")
@@ -157,3 +156,18 @@ class EnduranceSuite:
         outcome = await run(at, ANSWER.replace("NUMBER", "77") + "\nwhile True: pass")
         assert outcome.receipt.ending is Ending.KILLED
         assert "something wrote to its control channel" in " ".join(outcome.notes)
+
+    # --- its end
+
+    async def test_a_call_that_a_clean_up_ended_says_so_and_that_nothing_is_left(
+        self, host: SuiteHost, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with host.manager() as manager:
+            at = attach(manager, "a", Retention.REQUEST)
+            call = await started(at, "import time\nwhile True: time.sleep(0.1)")
+            await at.cleanup()
+            outcome = await call
+        assert (outcome.receipt.ending, outcome.receipt.state) == (Ending.KILLED, State.LOST)
+        assert outcome.receipt.cause == Cause(CauseKind.SESSION_CLOSED)
+        assert "its client cleaned it up; the code was ended, and its variables and files are gone" in outcome.notes[0]
+        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
