@@ -25,12 +25,14 @@ _EVERY_WHEN_FULL_S = 0.1
 # What may be added while over the limit before the next execution is stopped too: deleting needs some room itself.
 _SLACK = 4 << 20
 _COUNT_S = 10.0
-# Files without content cost something as well.
+# Names cost something as well, whatever is in the files: inodes of the file system, which all sessions share, and the
+# time to remove them.
 _ENTRY_BYTES = 1024
+BYTES_A_NAME = 16 << 10  # of the limit
 
 
 class DiskWatch:
-    """Counts only when the file system's free space has changed. `over(used)` is called when an execution has grown
+    """Counts only when the file system's free space has changed. `over(used, names)` is called when an execution has grown
     the directory past the limit."""
 
     def __init__(
@@ -40,7 +42,7 @@ class DiskWatch:
         spawner: Spawner,
         children: Children,
         running: Callable[[], bool],
-        over: Callable[[int], None],
+        over: Callable[[int, int], None],
     ) -> None:
         self._data = config.data
         self._limit = config.disk_bytes
@@ -49,7 +51,7 @@ class DiskWatch:
         self._children = children
         self._running = running
         self._over = over
-        self._free = -1  # when it was last counted
+        self._free = (-1, -1)  # blocks and inodes, when it was last counted
         self._block = 1
         self._counted_ever = False
         self._first: Timer | None = None
@@ -72,7 +74,7 @@ class DiskWatch:
             self._allow(self._limit)
         elif self.pid is None:
             self._count()
-        if self._free < 0:
+        if self._free[0] < 0:
             self._changed()
         if self._timer is None:
             self._again()
@@ -103,12 +105,15 @@ class DiskWatch:
         """Whether all that was written to the file system since the last count would take it past the limit, or past
         what it held when it was past it already."""
         try:
-            free = os.statvfs(self._data).f_bfree
+            found = os.statvfs(self._data)
         except OSError:
             return False
         if self._used > limit:
             return self._changed()
-        if self._used + (self._free - free) * self._block <= limit - _SLACK:
+        free = found.f_bfree, found.f_ffree
+        written = (self._free[0] - free[0]) * self._block
+        made = (self._free[1] - free[1]) * BYTES_A_NAME
+        if self._used + max(written, made) <= limit - _SLACK:
             return False
         self._free = free
         return True
@@ -133,7 +138,7 @@ class DiskWatch:
             found = os.statvfs(self._data)
         except OSError:
             return False
-        free, self._block = found.f_bfree, found.f_frsize
+        free, self._block = (found.f_bfree, found.f_ffree), found.f_frsize
         changed, self._free = free != self._free, free
         return changed
 
@@ -164,10 +169,12 @@ class DiskWatch:
         self._loop.forget(self._source)
         os.close(self._source)
         self.pid = None
-        if not said.isdigit():
-            self._free = -1
+        numbers = said.split()
+        if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
+            self._free = (-1, -1)
             return
-        self._used = int(said)
+        used, names = int(numbers[0]), int(numbers[1])
+        self._used = max(used, names * BYTES_A_NAME)
         self._counted_ever = True
         assert self._limit is not None
         if self._known != self._ended:
@@ -177,24 +184,26 @@ class DiskWatch:
             self._known = self._ended
             self._allow(self._limit)
         elif self._running() and self._used > self._allowed:
-            self._over(self._used)
+            self._over(used, names)
 
 
 def _say_used(data: str) -> None:
     """In the worker."""
     os.nice(5)
-    os.write(1, str(used(data)).encode())
+    os.write(1, b"%d %d" % used(data))
 
 
-def used(data: str) -> int:
-    """Bytes on disk below `data`. Links are counted, not followed; a file with several names is counted once."""
-    total = 0
+def used(data: str) -> tuple[int, int]:
+    """Bytes on disk below `data`, and names. Links are counted, not followed; the bytes of a file with several names
+    are counted once."""
+    total = names = 0
     seen: set[tuple[int, int]] = set()
     pending = [data]
     while pending:
         try:
             with os.scandir(pending.pop()) as entries:
                 for entry in entries:
+                    names += 1
                     try:
                         info = entry.stat(follow_symlinks=False)
                     except OSError:
@@ -208,4 +217,4 @@ def used(data: str) -> int:
                         pending.append(entry.path)
         except OSError:
             continue
-    return total
+    return total, names

@@ -13,7 +13,7 @@ from . import config as configuration
 from . import kernel
 from .changes import Changes
 from .connections import Connection, Connections
-from .disk import DiskWatch
+from .disk import BYTES_A_NAME, DiskWatch
 from .executions import Executions
 from .loop import Loop
 from .processes import Ender, send
@@ -152,12 +152,13 @@ class Supervisor:
         """An execution was stopped and its interpreter survived: what it had started does not."""
         return self._ender.end_since(since, [*self._workers(), *self._shells.pids], survivor)
 
-    def _disk_full(self, used: int) -> None:
+    def _disk_full(self, used: int, names: int) -> None:
         limit = self._config.disk_bytes or 0
+        why = f"files take {used >> 20} MiB and the limit is {limit >> 20} MiB"
+        if used <= limit:
+            why = f"files and directories are {names} and the limit is {limit // BYTES_A_NAME}"
         self._executions.stop_current(
-            "operator",
-            f"It was stopped because the session's files take {used >> 20} MiB and the limit is {limit >> 20} MiB."
-            " Delete files before writing more.",
+            "operator", f"It was stopped because the session's {why}. Delete files before writing more."
         )
 
     def _make_room(self) -> None:

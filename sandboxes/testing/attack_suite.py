@@ -356,7 +356,7 @@ class AttackSuite:
             await run(at, "x = 1")
             outcome = await run(at, code, timeout_s=60)
             notes = " ".join(outcome.notes)
-            assert "24 MiB" in notes or "No space left" in text_of(outcome), outcome
+            assert "24 MiB" in notes or "limit is 1536" in notes or "No space left" in text_of(outcome), outcome
             assert "disk-quota-watched" in manager._backend.differences
             delete = "import glob, os\nfor path in glob.glob('/mnt/data/f*'): os.remove(path)\n'deleted'"
             assert text_of(await run(at, delete)) == "'deleted'"
