@@ -378,15 +378,17 @@ class Sandboxes:
         data = discarded / "data"
         try:
             if data.exists():
-                self._empty_as_its_owner(data) if os.geteuid() == 0 else self._empty_by_container(data)
+                if os.geteuid() != 0 or not self._empty_as_its_owner(data):
+                    self._empty_by_container(data)
             self._workspaces.removed(discarded)
         except (OSError, subprocess.TimeoutExpired, errors.DockerException) as error:
             log.warning("a discarded workspace could not be removed yet: %s", error)
 
     @staticmethod
-    def _empty_as_its_owner(data: Path) -> None:
+    def _empty_as_its_owner(data: Path) -> bool:
+        """Whether that was all: directories without a mode resist their owner, not a container's root."""
         uid = data.lstat().st_uid
-        subprocess.run(
+        done = subprocess.run(
             ["find", ".", "-mindepth", "1", "-delete"],
             cwd=data,
             user=uid,
@@ -397,6 +399,7 @@ class Sandboxes:
             timeout=EMPTY_S,
             check=False,
         )
+        return done.returncode == 0
 
     def _empty_by_container(self, data: Path) -> None:
         body = {
@@ -410,7 +413,7 @@ class Sandboxes:
                 "ReadonlyRootfs": True,
                 "Binds": [f"{data}:{DATA}:rw"],
                 "CapDrop": ["ALL"],
-                "CapAdd": ["DAC_OVERRIDE"],
+                "CapAdd": ["DAC_OVERRIDE", "FOWNER"],  # what has no mode, and what has the sticky bit
                 "SecurityOpt": ["no-new-privileges:true"],
             },
         }

@@ -12,7 +12,7 @@ import pytest
 from sandboxes.manager import Attachment, SessionManager
 from sandboxes.spec import Cause, CauseKind, Ending, Execution, Outcome, Retention, ShellCall, State
 from sandboxes.testing.backend_suite import run, started
-from sandboxes.testing.host import SuiteHost, attach, text_of
+from sandboxes.testing.host import SuiteHost, attach, text_of, until
 
 DIE = "import os\nos.kill(os.getpid(), 9)"
 
@@ -56,6 +56,18 @@ for fd in range(3, 2048):
     except OSError:
         pass
 """
+# Directories without a mode: whoever removes them needs to open them first.
+TREES = {
+    "deep": (
+        "for _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
+        "for _ in range(3000):\n    os.chdir('..')\n    os.chmod('d', 0)"
+    ),
+    "wide": (
+        "for n in range(500):\n    os.makedirs(f'd{n}/e')\n    open(f'd{n}/e/f', 'w').close()\n"
+        "    os.symlink('/etc', f'd{n}/e/link')\n    os.mkfifo(f'd{n}/e/pipe')\n"
+        "    os.chmod(f'd{n}/e', 0o1000)\n    os.chmod(f'd{n}', 0o1000)"
+    ),
+}
 STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: "
 
 
@@ -171,3 +183,12 @@ class EnduranceSuite:
         assert outcome.receipt.cause == Cause(CauseKind.SESSION_CLOSED)
         assert "its client cleaned it up; the code was ended, and its variables and files are gone" in outcome.notes[0]
         assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+    @pytest.mark.parametrize("shape", TREES)
+    async def test_what_is_hard_to_remove_is_removed_with_its_session(self, host: SuiteHost, shape: str) -> None:
+        async with host.manager() as manager:
+            at = attach(manager, "a", Retention.REQUEST)
+            made = await run(at, f"import os\n{TREES[shape]}\nos.chmod('/mnt/data', 0)\n'made'")
+            assert made.value == "'made'", made
+            await at.cleanup()
+            await until(lambda: host.leftovers() == [], 30.0)
