@@ -32,8 +32,8 @@ BYTES_A_NAME = 16 << 10  # of the limit
 
 
 class DiskWatch:
-    """Counts only when the file system's free space has changed. `over(used, names)` is called when an execution has grown
-    the directory past the limit."""
+    """Counts only when the file system's free space has changed. `over(used, names)` is called when an execution has
+    grown the directory past the limit."""
 
     def __init__(
         self,

@@ -377,9 +377,8 @@ class Sandboxes:
         """
         data = discarded / "data"
         try:
-            if data.exists():
-                if os.geteuid() != 0 or not self._empty_as_its_owner(data):
-                    self._empty_by_container(data)
+            if data.exists() and (os.geteuid() != 0 or not self._empty_as_its_owner(data)):
+                self._empty_by_container(data)
             self._workspaces.removed(discarded)
         except (OSError, subprocess.TimeoutExpired, errors.DockerException) as error:
             log.warning("a discarded workspace could not be removed yet: %s", error)
