@@ -43,6 +43,9 @@ if TYPE_CHECKING:
         def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
             """What the ladder does to it."""
 
+        def catch_up(self) -> None:
+            """Takes in what its processes have said already, their ends too."""
+
         def pause(self, run: Run, paused: bool) -> None:
             """Lets what it writes wait, or no longer."""
 
@@ -150,7 +153,7 @@ class Executions:
         """The agent's own reason to end what runs (a limit). Nothing runs: nothing happens."""
         run = self.current
         if run is not None and not self._finishing and run.why is None:
-            run.note(note)
+            run.why_note = note
             self._climb(run, why)
 
     def note_all_ended(self) -> None:
@@ -220,6 +223,10 @@ class Executions:
 
     def _climb(self, run: Run, why: str) -> None:
         if run.why is None:
+            # On a busy machine its end and the deadline may be due in the same round: the end came first.
+            self.performers[run.kind].catch_up()
+            if run is not self.current or self._finishing:
+                return
             run.why = why
         if run.ladder is not None:
             run.ladder.climb()

@@ -2,7 +2,8 @@
 
 Above it: the supervisor, which starts it (see `launch`), reads its output pipe, and believes what it reports only
 about its own cell's text. Frames in: {"t": "cell", "n", "code", "cap", "outputs"}. Frames out: {"t": "ready"} once and
-{"t": "done", "n", "outcome", "value", "error", "images", "note"} for each cell. Exit status 70: the channel was lost.
+{"t": "done", "n", "outcome", "value", "error", "images", "note", "untouched"} for each cell; `untouched`: no interrupt
+has reached it, so it ended by itself. Exit status 70: the channel was lost.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ class Interpreter:
         self._images = run.images
         run.add_note(self._world.prepare())
         self._interrupts.install()
+        self._interrupts.landed = False
         try:
             self._execute(run)
         except BaseException as error:  # noqa: BLE001 - whatever a cell raises has one defined result
@@ -158,6 +160,7 @@ class Interpreter:
             self._end(run, error)
         if os.getpid() != self._pid:
             self._quit_child(run)
+        run.untouched = self._interrupts.untouched
         self._finish(run)
         return run.frame()
 
@@ -254,6 +257,9 @@ class Interpreter:
             run.outcome = "exited"
             run.exit_status = getattr(error, "code", None)
             return
+        if issubclass(kind, KeyboardInterrupt) and run.value is not None:
+            self._interrupts.landed = False  # its value was there: it had ended
+            return
         run.outcome = "interrupted" if issubclass(kind, KeyboardInterrupt) else "raised"
         if kind is IPythonMissing:
             run.error = str(error)
@@ -282,6 +288,8 @@ class Interpreter:
             with self._interrupts:
                 self._flush_all()
                 figures.save_open(run.images)
+        except KeyboardInterrupt:
+            run.add_note("An interrupt came while its output and figures were being written: some may be missing.")
         except BaseException:  # noqa: BLE001, S110 - a stream of the user's own; ours are flushed below
             pass
         run.add_note(run.images.note())
@@ -323,6 +331,7 @@ class _Run:
         self.cap = int(request["cap"])
         self.outputs = str(request["outputs"])
         self.outcome = "ok"
+        self.untouched = False
         self.value: str | None = None
         self.error: str | None = None
         self.images = Images(self.number, self.outputs)
@@ -342,6 +351,7 @@ class _Run:
             "error": self.error,
             "images": self.images.saved,
             "note": cut(" ".join(self._notes), self.cap) or None,
+            "untouched": self.untouched,
         }
 
 

@@ -119,6 +119,27 @@ def test_code_that_hangs_is_ended_and_the_fate_of_its_variables_is_true(
     assert after["receipt"]["epoch"] == (1 if state == "kept" else 2)
 
 
+def test_a_cell_that_ended_by_itself_as_the_deadline_came_is_not_called_timed_out(link: Link) -> None:
+    """The interrupt of the first rung reaches it only when it is over: its result stands, and what it started lives."""
+    code = """import signal, subprocess, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+p = subprocess.Popen(['sleep', '300'])
+print(p.pid)
+time.sleep(0.5)
+'its value'"""
+    result = link.run(code, timeout=0.3)
+    assert (result["receipt"]["ending"], result["receipt"]["cause"]) == ("ok", None)
+    assert result["value"] == "'its value'"
+    assert not gone(int(text(result)))
+    assert link.run("p.kill()\np.wait()")["receipt"]["ending"] == "ok"
+
+
+def test_a_cell_that_caught_the_interrupt_is_called_timed_out_whatever_it_says(link: Link) -> None:
+    code = "import time\ntry:\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    pass\n5"
+    result = link.run(code, timeout=0.3)
+    assert (result["receipt"]["ending"], result["value"]) == ("timed_out", "5")
+
+
 def test_nothing_of_a_stopped_cell_still_runs_and_older_children_do(link: Link, agent: Agent) -> None:
     older = int(text(link.run("import subprocess, sys\np = subprocess.Popen(['sleep', '300'])\nprint(p.pid)")))
     code = "q = subprocess.Popen(['sleep', '300'], start_new_session=True)\nprint(q.pid)\nwhile True: pass"
