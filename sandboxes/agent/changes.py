@@ -1,4 +1,4 @@
-"""Which files an execution made or changed: those whose inode changed since the last look.
+"""Which files an execution made or changed: those whose inode changed between its beginning and the look at its end.
 
 Above: `executions`. Below: `spawn`. The worker that looks runs as the user's uid, looks at names and times only, is
 started when an execution begins, and ends when it has had nothing to do for a while: an idle sandbox has none.
@@ -12,6 +12,7 @@ import time
 from time import monotonic
 
 from . import wire
+from .files import show
 from .loop import READ
 from .spawn import SpawnError
 
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 _ANSWER_S = 0.25
 _SCAN_S = 0.05
 _IDLE_S = 5.0
-# The kernel dates files by a clock that ticks up to every 10 ms, and gVisor's kernel has another than the host's.
-_SLACK_NS = 50_000_000
+# The kernel dates files by its coarse clock (clock_gettime(2)), which never runs ahead of them: what changed before an
+# execution began is not dated later. What was written in the same tick (4 ms, as a rule) cannot be told apart. gVisor's kernel has no coarse clock, and another than the host's, which dates.
+_COARSE = 5
+_SLACK_NS = 0 if time.clock_getres(_COARSE) > 1e-6 else 50_000_000
+_MAX_KNOWN = 1000
 _MAX_ENTRIES = 5000
 _MAX_DEPTH = 6
 _MAX_REPORTED = 50
@@ -36,8 +40,8 @@ _KINDS = frozenset({"changes"})
 
 
 class Changes:
-    """The agent's end. A worker that does not answer in time is ended, and nothing is reported; the look after that
-    goes as far back."""
+    """The agent's end. A worker that does not answer in time is ended, and nothing is reported: a change that was not
+    found with the execution that made it is not reported with a later one."""
 
     def __init__(self, config: Config, loop: Loop, spawner: Spawner, children: Children) -> None:
         self._config = config
@@ -50,8 +54,21 @@ class Changes:
         self._received = b""
         self._then: Callable[[list[dict[str, object]]], None] | None = None
         self._timer: Timer | None = None
-        self._since = time.time_ns()
-        self._asked = 0
+        self._since = time.clock_gettime_ns(_COARSE)
+        self._known: dict[str, tuple[int, int, int]] = {}
+
+    def begin(self) -> None:
+        """An execution begins: what has changed so far was not its doing. The worker starts while the code runs."""
+        self._since = time.clock_gettime_ns(_COARSE)
+        self._known = {path: stamp for path, stamp in self._known.items() if stamp[0] >= self._since - _SLACK_NS}
+        self._loop.soon(self.prepare)
+
+    def not_ours(self, stamp: object) -> None:
+        """The host has put a file there, [path, time of change, size, inode]: no execution's doing."""
+        if isinstance(stamp, list) and len(stamp) == 4 and len(self._known) < _MAX_KNOWN:
+            path, *numbers = stamp
+            if isinstance(path, str) and all(type(number) is int for number in numbers):
+                self._known[path] = (numbers[0], numbers[1], numbers[2])
 
     def prepare(self) -> None:
         """Starts the worker where there is none."""
@@ -81,9 +98,8 @@ class Changes:
         return self._pid if self._ask >= 0 else None
 
     def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None:
-        """Calls `then` with [{path, size}] of what has changed since the last scan; within 0.25 s."""
+        """Calls `then` with [{path, size}] of what has changed since `begin`; within 0.25 s."""
         self._then = then
-        self._asked = time.time_ns()
         self._timer = self._loop.after(_ANSWER_S, self.discard)
         if not self._send():
             self._forget()  # it was just about to end
@@ -130,8 +146,15 @@ class Changes:
         except wire.FrameError:
             self.discard()
             return
-        self._since = self._asked
-        self._give(files if isinstance(files, list) else [])
+        self._give(self._ours(files if isinstance(files, list) else []))
+
+    def _ours(self, found: list[dict[str, object]]) -> list[dict[str, object]]:
+        ours = []
+        for file in found:
+            path, size = file.get("path"), file.get("size")
+            if self._known.get(str(path)) != (file.get("changed"), size, file.get("inode")):
+                ours.append({"path": path, "size": size})
+        return ours
 
     def _ended(self) -> None:
         """The worker had nothing to do, or user code killed it (it may: it has its uid)."""
@@ -186,7 +209,7 @@ class _Look:
         changed = [path for path, stamp in now.items() if self._told.get(path) != stamp]
         self._told = now
         return [
-            {"path": os.fsencode(path).decode("utf-8", "replace"), "size": now[path][1]}
+            {"path": show(path), "changed": now[path][0], "size": now[path][1], "inode": now[path][2]}
             for path in changed[:_MAX_REPORTED]
         ]
 

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     class Watcher(Protocol):
         """Finds what files an execution made or changed."""
 
-        def prepare(self) -> None:
-            """An execution has begun: a scan will follow."""
+        def begin(self) -> None:
+            """An execution begins: a scan will follow."""
 
         def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None: ...
 
@@ -170,7 +170,7 @@ class Executions:
         self.on_begin()
         run.deadline = self._loop.after(run.timeout, lambda: self._climb(run, "deadline"))
         self._tell(run, {"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
-        self._loop.soon(self._watcher.prepare)  # while the code runs
+        self._watcher.begin()
 
     def wrote(self, data: bytes) -> None:
         """Output of user code: of the running execution, else of what earlier ones left behind."""
@@ -261,7 +261,10 @@ class Executions:
             run.files = files
             self._close(run)
 
-        self._watcher.scan(found)
+        if run.started_at is None:
+            found([])
+        else:
+            self._watcher.scan(found)
 
     def _close(self, run: Run) -> None:
         background = None

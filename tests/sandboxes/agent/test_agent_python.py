@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,6 +206,36 @@ def test_files_that_a_cell_made_or_changed_are_listed(link: Link, agent: Agent) 
     assert link.run("open('d/a.txt', 'a').write('d') and None")["files"] == [
         {"path": f"{agent.data}/d/a.txt", "size": 4}
     ]
+
+
+def test_a_change_is_listed_with_the_call_that_made_it_though_that_call_killed_its_interpreter(
+    link: Link, agent: Agent
+) -> None:
+    link.run("1")
+    result = link.run("import os\nopen('k', 'w').write('x')\nos._exit(3)")
+    assert result["files"] == [{"path": f"{agent.data}/k", "size": 1}]
+    assert link.run("2")["files"] == []
+
+
+def test_a_change_that_could_not_be_looked_for_in_time_is_not_listed_with_a_later_call(
+    link: Link, agent: Agent
+) -> None:
+    interpreter = int(link.run("import os\nos.getpid()")["value"])
+    (worker,) = set(children(agent.pid)) - {interpreter}
+    os.kill(worker, signal.SIGSTOP)
+    assert link.run("open('a', 'w').close()")["files"] == []
+    assert link.run("2")["files"] == []
+    assert link.run("open('b', 'w').close()")["files"] == [{"path": f"{agent.data}/b", "size": 0}]
+
+
+def test_a_change_between_two_calls_is_neithers(link: Link, agent: Agent) -> None:
+    link.run("import subprocess\np = subprocess.Popen(['sh', '-c', 'sleep 0.2; : > late'])")
+    late = agent.data / "late"
+    assert eventually(late.exists)
+    changed = late.stat().st_ctime_ns
+    assert eventually(lambda: time.clock_gettime_ns(time.CLOCK_REALTIME) - changed > 20_000_000)  # the kernel's ticks
+    assert link.run("1")["files"] == []
+    link.run("p.wait()")
 
 
 def test_one_process_of_the_agent_runs_user_code_and_it_is_not_the_agent(link: Link, agent: Agent) -> None:

@@ -57,7 +57,7 @@ class Performer:
 
 
 class Watcher:
-    def prepare(self) -> None: ...
+    def begin(self) -> None: ...
 
     def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None:
         then([])
