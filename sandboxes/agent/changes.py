@@ -29,7 +29,8 @@ _ANSWER_S = 0.25
 _SCAN_S = 0.05
 _IDLE_S = 5.0
 # The kernel dates files by its coarse clock (clock_gettime(2)), which never runs ahead of them: what changed before an
-# execution began is not dated later. What was written in the same tick (4 ms, as a rule) cannot be told apart. gVisor's kernel has no coarse clock, and another than the host's, which dates.
+# execution began is not dated later. What was written in the same tick (4 ms, as a rule) cannot be told apart. gVisor's
+# kernel has no coarse clock, and another than the host's, which dates.
 _COARSE = 5
 _SLACK_NS = 0 if time.clock_getres(_COARSE) > 1e-6 else 50_000_000
 _MAX_KNOWN = 1000
