@@ -1,4 +1,4 @@
-"""A Docker engine of the test's own, to be restarted and stopped: the machine's engine and its network stay as they are.
+"""A Docker engine of the test's own, to be restarted and stopped: the machine's engine and network stay as they are.
 
 It has its own directories, socket and network namespace, in which it makes its own bridge and rules.
 """
