@@ -11,13 +11,14 @@ from collections.abc import Callable, Coroutine
 from sandboxes.backends.base import Life, Status
 from sandboxes.client import AgentClient, Bound
 from sandboxes.engine import Engine
-from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, StateLost, WireError
+from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, SandboxOutOfMemory, StateLost, WireError
 from sandboxes.events import OnEvent
 from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
 
 RECONNECTS = 3
 BACKOFF_S = 0.05
-ACK_DELAY_S = 0.02  # acknowledgements of so long go in one frame
+USAGE_S = 2.0
+ACK_DELAY_S = 0.5  # acknowledgements go with the next call, or after so long
 
 
 class Sandbox:
@@ -30,8 +31,9 @@ class Sandbox:
         self._client: AgentClient | None = None
         self._connecting = asyncio.Lock()
         self._acks: list[str] = []
-        self._acking: asyncio.Task[None] | None = None
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._ended = False
+        self._memory_kills = 0
 
     @property
     def connected(self) -> bool:
@@ -75,9 +77,12 @@ class Sandbox:
         Raises StateLost with what the engine says of the end, ChannelLost when it runs and cannot be reached, and what
         `AgentClient.execute` raises.
         """
-        return await self._persist(
-            lambda client: client.execute(attempt, digest, call, bound, cap=cap, queued_at=queued_at, on_event=on_event)
-        )
+
+        def ask(client: AgentClient) -> Coroutine[None, None, Outcome]:
+            self._send_acks(client)
+            return client.execute(attempt, digest, call, bound, cap=cap, queued_at=queued_at, on_event=on_event)
+
+        return await self._persist(ask)
 
     async def attach(self, attempt: str, bound: Bound, on_event: OnEvent | None = None) -> Outcome:
         """Joins or collects an attempt. Raises AttemptUnknown, and as `execute` does."""
@@ -88,17 +93,15 @@ class Sandbox:
         await client.cancel(attempt, why)
 
     def acknowledge(self, attempt: str) -> None:
-        """The ledger has committed this attempt: the agent may forget it. Sent soon, with others."""
+        """The ledger has committed this attempt: the agent may forget it. Sent with the next call, or soon."""
         self._acks.append(attempt)
-        if self._acking is None:
-            self._acking = asyncio.create_task(self._send_acks(), name="acknowledge")
+        if self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._acks_due)
 
     async def close(self) -> None:
         """Ends the connection; the sandbox lives on. Never raises."""
-        acking, self._acking = self._acking, None
-        if acking is not None:
-            acking.cancel()
-            await asyncio.gather(acking, return_exceptions=True)
+        if self._client is not None:
+            self._send_acks(self._client)
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -106,6 +109,16 @@ class Sandbox:
     async def status(self) -> Status:
         """What the engine says. Raises EngineUnavailable."""
         return await self._engine.poll(self.handle)
+
+    async def ran_out_of_memory(self) -> bool:
+        """Whether the engine has ended processes in it for want of memory since this was last asked. Never raises."""
+        try:
+            async with asyncio.timeout(USAGE_S):
+                kills = (await self._engine.usage(self.handle)).oom_kills or 0
+        except (SandboxError, TimeoutError):
+            return False
+        before, self._memory_kills = self._memory_kills, kills
+        return kills > before
 
     async def destroy(self, *, keep_workspace: bool = False) -> None:
         """Ends it. Idempotent. Raises EngineUnavailable."""
@@ -140,19 +153,21 @@ class Sandbox:
         except SandboxError:
             return
         if status.life is not Life.RUNNING:
-            raise StateLost(describe(status), sandbox=self.handle.sandbox_id)
+            error = SandboxOutOfMemory if status.out_of_memory else StateLost
+            raise error(describe(status), sandbox=self.handle.sandbox_id)
 
-    async def _send_acks(self) -> None:
-        await asyncio.sleep(ACK_DELAY_S)
-        while self._acks:
+    def _acks_due(self) -> None:
+        if self._client is not None:
+            self._send_acks(self._client)
+
+    def _send_acks(self, client: AgentClient) -> None:
+        """One that is lost changes nothing: who connects next finds its result kept, and settles it again."""
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        if self._acks:
             acks, self._acks = self._acks, []
-            if self._client is None or not self._client.alive:
-                break  # whoever connects next finds them kept, and settles them again, which changes nothing
-            try:
-                await self._client.ack(acks)
-            except SandboxError:
-                break
-        self._acking = None
+            client.acknowledge(acks)
 
     def _lost(self) -> None:
         if self.on_lost is not None:

@@ -49,9 +49,17 @@ class DiskWatch:
         self._children = children
         self._running = running
         self._over = over
-        self._free = -1
+        self._free = -1  # when it was last counted
+        self._block = 1
+        self._counted_ever = False
+        self._first: Timer | None = None
         self._used = 0
         self._allowed = 0
+        # Executions that have ended, now and when the count under way began: one from before tells nothing of where
+        # the next execution starts from, and what only deletes must not be stopped for what the one before wrote.
+        self._ended = 0
+        self._counting = 0
+        self._known = 0
         self._timer: Timer | None = None
         self._source = -1
         self.pid: int | None = None
@@ -60,14 +68,53 @@ class DiskWatch:
         """An execution starts."""
         if self._limit is None:
             return
-        self._allowed = max(self._limit, self._used + _SLACK if self._used > self._limit else 0)
+        if self._known == self._ended:
+            self._allow(self._limit)
+        elif self.pid is None:
+            self._count()
+        if self._free < 0:
+            self._changed()
         if self._timer is None:
             self._again()
 
     def end(self) -> None:
-        """An execution has ended: what it left is where the next one starts from."""
-        if self._limit is not None and self.pid is None and self._changed():
+        """An execution has ended: what it left is where the next one starts from. Free space changes all the time where
+        others write too; that alone is no reason to count, or each execution would start a worker."""
+        if self._limit is None:
+            return
+        self._ended += 1
+        if self.pid is not None:
+            return  # what is counted now is from before this end: it is counted again
+        if self._may_be_over(self._limit):
             self._count()
+            return
+        self._known = self._ended  # it may be a little off, but the limit is far
+        if not self._counted_ever and self._first is None:
+            # A session that has just begun has something better to do than to start a worker.
+            self._first = self._loop.after(_EVERY_S, self._count_first)
+
+    def _count_first(self) -> None:
+        self._first = None
+        if self.pid is None and not self._counted_ever:
+            self._changed()
+            self._count()
+
+    def _may_be_over(self, limit: int) -> bool:
+        """Whether all that was written to the file system since the last count would take it past the limit, or past
+        what it held when it was past it already."""
+        try:
+            free = os.statvfs(self._data).f_bfree
+        except OSError:
+            return False
+        if self._used > limit:
+            return self._changed()
+        if self._used + (self._free - free) * self._block <= limit - _SLACK:
+            return False
+        self._free = free
+        return True
+
+    def _allow(self, limit: int) -> None:
+        self._allowed = max(limit, self._used + _SLACK if self._used > limit else 0)
 
     def _again(self) -> None:
         full = self._limit is not None and self._used > self._limit
@@ -83,9 +130,10 @@ class DiskWatch:
 
     def _changed(self) -> bool:
         try:
-            free = os.statvfs(self._data).f_bfree
+            found = os.statvfs(self._data)
         except OSError:
             return False
+        free, self._block = found.f_bfree, found.f_frsize
         changed, self._free = free != self._free, free
         return changed
 
@@ -102,6 +150,7 @@ class DiskWatch:
             os.close(null)
             os.close(sink)
         self.pid, self._source = pid, source
+        self._counting = self._ended
         os.set_blocking(source, False)
         self._loop.watch(source, READ, self._counted)
         timer = self._loop.after(_COUNT_S, lambda: self._children.kill(pid))
@@ -119,7 +168,15 @@ class DiskWatch:
             self._free = -1
             return
         self._used = int(said)
-        if self._running() and self._allowed and self._used > self._allowed:
+        self._counted_ever = True
+        assert self._limit is not None
+        if self._known != self._ended:
+            if self._counting != self._ended:
+                self._count()
+                return
+            self._known = self._ended
+            self._allow(self._limit)
+        elif self._running() and self._used > self._allowed:
             self._over(self._used)
 
 

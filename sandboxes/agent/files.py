@@ -129,8 +129,7 @@ def _put(data: str, frame: dict[str, object]) -> None:
         directory = beneath.open_directory(data, names[:-1], make=True)
         os.rename(upload, names[-1], src_dir_fd=aside, dst_dir_fd=directory)
         info = os.stat(names[-1], dir_fd=directory, follow_symlinks=False)
-        stamp = [show("/".join([data, *names])), info.st_ctime_ns, info.st_size, info.st_ino]
-        _send({"t": "ok", "size": size, "stamp": stamp})
+        _send({"t": "ok", "size": size, "stamp": [show("/".join([data, *names])), info.st_ctime_ns]})
         return
     _send({"t": "ok", "size": size})
 

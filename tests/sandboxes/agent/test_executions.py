@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -69,8 +70,10 @@ class Waiter:
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []
 
-    def send(self, frame: dict[str, Any]) -> None:
-        self.frames.append(frame)
+    def announce(self, frame: dict[str, Any]) -> None: ...
+
+    def send_line(self, line: bytes) -> None:
+        self.frames.append(json.loads(line))
 
     def send_output(self, text: str) -> None: ...
 
