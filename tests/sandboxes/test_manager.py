@@ -510,7 +510,7 @@ async def test_queue_time_is_not_charged_to_the_code_and_the_last_is_sent_away(w
 
 
 async def test_eviction_takes_ones_own_idle_request_first_and_never_anothers_retained(world: World) -> None:
-    manager = await world.manager(max_sessions=4, evict_after_s=10.0)
+    manager = await world.manager(max_sessions=4, evict_after_s=10.0, evict_retained_after_s=15.0)
     held = {
         "retained": manager.attach(request("retained", Retention.RETAINED, "alice")),
         "chosen": manager.attach(request("chosen", Retention.CHOSEN, "alice")),
