@@ -162,6 +162,11 @@ class Python:
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
         return (lambda: self._interrupt(run, wide=False), lambda: self._interrupt(run, wide=True), self._kill)
 
+    def catch_up(self) -> None:
+        if self._interpreter is not None:
+            self._interpreter.hear()
+        self._children.reap()
+
     def pause(self, run: Run, paused: bool) -> None:
         if self._interpreter is not None and (run is self._run or not paused):
             self._interpreter.output.pause(paused)
@@ -217,6 +222,8 @@ class Python:
         if frame.get("n") != run.sequence or outcome is None:
             interpreter.fail()
             return
+        if frame.get("untouched") is True:
+            run.escaped()
         if run.why is not None:
             interpreter.reap(self._end_since(self._began, interpreter.pid))
         interpreter.output.drain()
@@ -226,7 +233,7 @@ class Python:
         run.error = error if isinstance(error, str) else None
         run.images = images(frame.get("images"), self._config.data)
         run.note(frame.get("note"))
-        self._executions.looked(run, frame.get("files"), frame.get("looked"))
+        self._executions.looked(run, frame.get("files"))
         if run.why is not None:
             run.stopped("kept")
         else:

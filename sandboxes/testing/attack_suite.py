@@ -387,7 +387,7 @@ class AttackSuite:
         )
         await run(at, plant)
         files = manager.files(at.key)
-        kinds = {info.path.rpartition("/")[2]: info.kind for info in await files.list()}
+        kinds = {info.path.rpartition("/")[2]: info.kind for info in (await files.list()).files}
         assert {kinds[name] for name in ("link", "accounts", "directory", "root", "loop", "zero")} == {"link"}
         assert kinds["pipe"] == "other"
         for path in ("link", "accounts", "directory/own", "root/etc/passwd", "loop", "pipe", "zero", "real"):
@@ -478,7 +478,7 @@ class AttackSuite:
         assert "FileNotFoundError" in text_of(await run(other, "open('/mnt/data/secret')"))
         with pytest.raises((AttemptUnknown, SessionUnknown)):
             await manager.collect(keys[1], "hers")
-        assert [info.path for info in await manager.files(keys[1]).list()] == []
+        assert [info.path for info in (await manager.files(keys[1]).list()).files] == []
         for kind in (KeyKind.RETAINED, KeyKind.CONNECTION):
             with pytest.raises(SessionUnknown):
                 await manager.collect(SessionKey("alice", kind, "same"), "hers")
