@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -205,22 +206,22 @@ class _Stop:
         if self._closing is not None:
             if now - self._first_at < SAME_SIGNAL_S:
                 return
-            typer.echo("toolhost: stopped at once; the next start takes over what runs", err=True)
+            say("toolhost: stopped at once; the next start takes over what runs", err=True)
             os._exit(SECOND_SIGNAL)
         if not self._server.started:
             assert self._task is not None
             self._task.cancel()
             return
         self._first_at = now
-        typer.echo("toolhost: stopping; again to stop at once", err=True)
         self._closing = asyncio.get_running_loop().create_task(self._ladder())
+        say("toolhost: stopping; again to stop at once", err=True)
 
     async def _ladder(self) -> None:
         try:
             async with asyncio.timeout(self._bound_s):
                 await self._close()
         except TimeoutError:
-            typer.echo("toolhost: calls did not end in time; stopping without them", err=True)
+            say("toolhost: calls did not end in time; stopping without them", err=True)
         finally:
             self._server.should_exit = True
 
@@ -252,7 +253,15 @@ def announce(services: Services, listener: socket.socket) -> None:
         "",
         *services.notices(),
     ]
-    typer.echo("\n".join(lines))
+    say("\n".join(lines))
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Tells a person, if anybody still reads: a host goes on, and stops in order, when its output is a broken pipe."""
+    try:
+        typer.echo(text, err=err)
+    except OSError as error:
+        telemetry.unread(sys.stderr if err else sys.stdout, error)
 
 
 def _shown(host: str) -> str:
