@@ -48,6 +48,8 @@ class ServerSettings(Group):
     ping_s: float = Field(10.0, gt=0, le=15, description="a comment on idle streams at least this often")
     shutdown_s: Seconds = Field(20.0, description="bound of a graceful stop")
     max_calls: Count = Field(32, description="calls in flight on one connection")
+    max_connections: Count = Field(10_000, description="SSE streams at once; a request of vLLM has one a namespace")
+    max_connections_per_principal: Count = Field(5_000, description="of them, one principal's")
     max_file_bytes: int = Field(1 << 30, ge=1, description="largest file or archive, up or down")
 
     @field_validator("listen")

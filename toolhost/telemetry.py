@@ -95,7 +95,7 @@ class TextFormatter(logging.Formatter):
 class _Handler(logging.StreamHandler[TextIO]):
     """Logs that cannot be written are lost; the host goes on."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the base class' name
+    def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
             unread(self.stream, error)
