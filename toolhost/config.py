@@ -141,6 +141,7 @@ class LifecycleSettings(Group):
     idle_s: Seconds = 20 * 60
     lifetime_s: Seconds = 24 * 3600
     grace_s: Seconds = Field(30.0, description="a request's session outlives a lost connection by this")
+    fence_s: Seconds = Field(24 * 3600, description="a sandbox ends itself when no host came for so long")
     max_ttl_s: Seconds = Field(24 * 3600, description="the most that x-toolhost-ttl may ask for")
     max_sessions: Count | None = Field(None, description="sandboxes at once; none: what the memory allows")
     max_sessions_per_principal: Count | None = None
