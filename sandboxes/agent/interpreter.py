@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import select
 import sys
+from time import time_ns
 
 from . import figures, pristine
 from .cell import Cell, filename, is_coroutine, looks_like_magic
@@ -17,6 +18,7 @@ from .channel import Channel, ChannelClosed
 from .eventloop import EventLoop
 from .images import Images
 from .interrupts import Interrupts
+from .look import Look
 from .pristine import BUILTINS
 from .rich import better_text, bundle_text, save_data, save_images
 from .sources import AfterImport, Sources, load_linecache
@@ -49,6 +51,8 @@ _NO_IPYTHON = (
     "work here. Nothing of this cell was run; all variables are as they were. Use plain Python: subprocess.run() for "
     "commands, help() for help, print() or a last expression to show a value."
 )
+# These have nothing to show but their repr.
+_PLAIN = frozenset({int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset})
 
 
 class IPythonMissing(Exception):
@@ -70,6 +74,7 @@ class Interpreter:
         self._warm = False
         self._images = Images(0, "")
         self._shell: Shell | None = None
+        self._look = Look(home)
         hooks = {"linecache": self._sources.fill, "matplotlib.pyplot": self._hook_pyplot}
         sys.meta_path.insert(0, AfterImport(hooks))  # type: ignore[arg-type]
         pristine.MODULES.update(sys.modules)
@@ -238,6 +243,9 @@ class Interpreter:
                 self._show_rich(run, value)
 
     def _show_rich(self, run: _Run, value: object) -> None:
+        if type(value) in _PLAIN:
+            run.value = show(value, run.cap)
+            return
         if self._shell is not None and getattr(type(value), "_ipython_display_", None) is not None:
             value._ipython_display_()  # type: ignore[attr-defined]
             return
@@ -287,6 +295,12 @@ class Interpreter:
         run.add_note(run.images.note())
         run.add_note(self._world.repair())
         self._streams.flush()
+        if run.since is not None:
+            run.looked = time_ns()
+            try:  # noqa: SIM105 - contextlib is not imported here
+                run.files = self._look.since(run.since)
+            except BaseException:  # noqa: BLE001, S110 - no descriptor, no memory, an audit hook
+                pass
 
     def _flush_all(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -327,6 +341,9 @@ class _Run:
         self.error: str | None = None
         self.images = Images(self.number, self.outputs)
         self.exit_status: object = None
+        self.since: int | None = request.get("since")
+        self.looked: int | None = None
+        self.files: list[dict[str, object]] | None = None
         self._notes: list[str] = []
 
     def add_note(self, note: str | None) -> None:
@@ -342,6 +359,8 @@ class _Run:
             "error": self.error,
             "images": self.images.saved,
             "note": cut(" ".join(self._notes), self.cap) or None,
+            "files": self.files,
+            "looked": self.looked,
         }
 
 

@@ -175,7 +175,8 @@ class Python:
         self._executions.began(run)
         code = run.call.get("code")
         outputs = f"{self._config.data}/.outputs"
-        self._interpreter.run(run.sequence, code if isinstance(code, str) else "", run.cap, outputs)
+        text = code if isinstance(code, str) else ""
+        self._interpreter.run(run.sequence, text, run.cap, outputs, self._executions.looked_at)
 
     def _interrupt(self, run: Run, *, wide: bool) -> None:
         """`wide`: also what it started, as a terminal would. Not at first: a server that an earlier cell started
@@ -225,6 +226,7 @@ class Python:
         run.error = error if isinstance(error, str) else None
         run.images = images(frame.get("images"), self._config.data)
         run.note(frame.get("note"))
+        self._executions.looked(run, frame.get("files"), frame.get("looked"))
         if run.why is not None:
             run.stopped("kept")
         else:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
+from sandboxes.codec import write_receipt
 from sandboxes.spec import Cause, CauseKind, Ending, Outcome, Output, Receipt, Rung, State
 
 NOTHING_PRINTED = "[The code ran and printed nothing visible. To see a value, print() it or put it on the last line.]"
@@ -44,7 +44,7 @@ def render(outcome: Outcome) -> str:
 
 def receipt_meta(receipt: Receipt) -> dict[str, Any]:
     """A receipt as plain JSON values, for `_meta` and HTTP."""
-    return asdict(receipt)
+    return write_receipt(receipt)
 
 
 def _joined(parts: Any) -> str:
