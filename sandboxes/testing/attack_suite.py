@@ -100,6 +100,11 @@ REFUSED = {
     "the engine's socket in /run": ("socket.socket(socket.AF_UNIX).connect('/run/docker.sock')", ABSENT),
     "a raw socket": ("socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)", NO),
     "a packet socket": ("socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", f"{NO}|Address family not supported"),
+    "a socket of the hypervisor": ("socket.socket(40, socket.SOCK_STREAM)", f"{NO}|Address family not supported"),
+    "a ring of the kernel's": (
+        "ring = ctypes.create_string_buffer(256)\nsyscall(425, 425, 4, ring)", NOT,
+    ),
+    "memory whose faults it serves": ("syscall(323, 282, 0)", NOT),
     "a raw disk": (
         "names = [name for name in os.listdir('/dev') if stat.S_ISBLK(os.lstat('/dev/' + name).st_mode)]\n"
         "open('/dev/' + (names or ['sda'])[0], 'rb')",
