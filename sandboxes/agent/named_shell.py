@@ -112,6 +112,11 @@ class NamedShell:
         else:
             self._loop.forget(self._script)
 
+    def hear(self) -> None:
+        """Takes in what it has said already."""
+        if self._status >= 0:
+            self._hear(0)
+
     def _hear(self, _events: int) -> None:
         try:
             data = os.read(self._status, 4096)

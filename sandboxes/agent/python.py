@@ -182,6 +182,11 @@ class Python:
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
         return (lambda: self._interrupt(run, wide=False), lambda: self._interrupt(run, wide=True), self._kill)
 
+    def catch_up(self) -> None:
+        if self._interpreter is not None:
+            self._interpreter.hear()
+        self._children.reap()
+
     def pause(self, run: Run, paused: bool) -> None:
         if self._interpreter is not None and (run is self._run or not paused):
             self._interpreter.output.pause(paused)
@@ -253,6 +258,8 @@ class Python:
         if number != run.sequence or outcome is None:
             interpreter.fail()
             return
+        if frame.get("untouched") is True:
+            run.escaped()
         self._taking.answered(interpreter, max(0.0, run.timeout - (time() - run.started_at)))
         if run.why is not None:
             interpreter.reap(self._end_since(self._began, interpreter.pid))
@@ -263,7 +270,7 @@ class Python:
         run.error = error if isinstance(error, str) else None
         run.images = images(frame.get("images"), self._config.data)
         run.note(frame.get("note"))
-        self._executions.looked(run, frame.get("files"), frame.get("looked"))
+        self._executions.looked(run, frame.get("files"))
         if run.why is not None:
             run.stopped("kept")
         else:

@@ -156,6 +156,11 @@ class Interpreter:
         self._unsent = self._unsent[sent:]
         self._loop.watch(self._fd, READ | WRITE if self._unsent else READ, self._io)
 
+    def hear(self) -> None:
+        """Takes in what it has said already."""
+        if self._fd >= 0:
+            self._receive()
+
     def _receive(self) -> None:
         try:
             data = os.read(self._fd, _CHUNK)

@@ -164,7 +164,7 @@ def _open_up(directory: str) -> None:
     """The session's directory is its owner's to use, whatever a program of the owner's did to its mode: else nothing
     could be started in it any more, not even what would mend it."""
     try:
-        mode = os.stat(directory).st_mode  # noqa: PTH116
+        mode = os.stat(directory).st_mode  # noqa: PTH116 - as below
         if mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)  # noqa: PTH101 - pathlib doubles the start time
     except OSError:

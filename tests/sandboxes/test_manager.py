@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
@@ -71,9 +71,9 @@ class FullStore(MemoryStore):
         self._check()
         return await super().register(attempt)
 
-    async def put_resource(self, key: SessionKey, name: str, state: bytes | None) -> None:
+    async def put_parts(self, key: SessionKey, resource: str, parts: Mapping[str, bytes | None]) -> None:
         self._check()
-        await super().put_resource(key, name, state)
+        await super().put_parts(key, resource, parts)
 
 
 class World:
@@ -517,7 +517,7 @@ async def test_queue_time_is_not_charged_to_the_code_and_the_last_is_sent_away(w
 
 
 async def test_eviction_takes_ones_own_idle_request_first_and_never_anothers_retained(world: World) -> None:
-    manager = await world.manager(max_sessions=4, evict_after_s=10.0)
+    manager = await world.manager(max_sessions=4, evict_after_s=10.0, evict_retained_after_s=15.0)
     held = {
         "retained": manager.attach(request("retained", Retention.RETAINED, "alice")),
         "chosen": manager.attach(request("chosen", Retention.CHOSEN, "alice")),
@@ -567,12 +567,12 @@ async def test_a_session_that_needs_its_own_workspace_displaces_a_pooled_sandbox
 class Notes:
     """A resource for tests."""
 
-    def __init__(self, state: bytes | None) -> None:
-        self.content = state or b""
+    def __init__(self, parts: Mapping[str, bytes]) -> None:
+        self.content = parts.get("", b"")
         self.closed = False
 
-    def state(self) -> bytes | None:
-        return self.content
+    def changes(self) -> Mapping[str, bytes | None]:
+        return {"": self.content}
 
     async def close(self) -> None:
         self.closed = True
@@ -591,8 +591,8 @@ async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: Wo
     assert await notes_of(second) is notes
     notes.content = b"written"
     await first.save("notes")
-    assert await manager.resource_state(first.key, "notes") == b"written"
-    assert await manager.resource_state(first.key, "other") is None
+    assert await manager.resource_parts(first.key, "notes") == {"": b"written"}
+    assert await manager.resource_parts(first.key, "other") == {}
     assert world.sandboxes == []
     await first.cleanup()
     assert not notes.closed
@@ -604,9 +604,9 @@ async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: Wo
     assert restored.content == b"written"
     await manager.close_session(again.key)
     assert restored.closed
-    assert await world.store.get_resource(again.key, "notes") is None
+    assert await world.store.get_parts(again.key, "notes") == {}
     with pytest.raises(SessionUnknown):
-        await manager.resource_state(again.key, "notes")
+        await manager.resource_parts(again.key, "notes")
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------
