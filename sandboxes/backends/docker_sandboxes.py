@@ -83,11 +83,6 @@ class Settings:
         """Whether the runtime puts a kernel of its own between sandboxes and the machine's."""
         return any(word in (self.runtime or "") for word in SOCKETLESS)
 
-    @property
-    def emulated_kernel(self) -> bool:
-        """Whether that kernel has none of what a filter of system calls is about."""
-        return any(word in (self.runtime or "") for word in ("runsc", "gvisor"))
-
 
 class Sandboxes:
     """The sandboxes of one owner on one engine. `launching` is the engine for what may wait long."""
@@ -108,8 +103,8 @@ class Sandboxes:
 
     @property
     def filters(self) -> bool:
-        """Whether system calls are filtered beyond the engine's profile, as far as that is needed."""
-        return self._filter is not None or self._settings.emulated_kernel
+        """Whether system calls are filtered beyond the engine's profile."""
+        return self._filter is not None
 
     # --- opening -------------------------------------------------------------------------------------------------
 
@@ -123,8 +118,7 @@ class Sandboxes:
         if fatal:
             raise IsolationUnavailable(f"{fatal[0].what}: {fatal[0].mend}")
         self._read_image()
-        if not self._settings.emulated_kernel:
-            self._filter = seccomp.program(str(info.get("Architecture")))
+        self._filter = seccomp.program(str(info.get("Architecture")))
         mapped = any(word in str(info.get("SecurityOptions")) for word in ("name=userns", "name=rootless"))
         if mapped:
             self._uids = MAPPED_UIDS
