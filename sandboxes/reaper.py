@@ -39,8 +39,8 @@ def eviction_order(sessions: Iterable[Session], principal: str, *, capped: bool,
                    fair_share: float) -> list[Session]:  # fmt: skip
     """Which sessions may be closed so that `principal` gets a place, best first. Pure.
 
-    Never one that runs, or was used within `evict_after_s` (retained: `evict_retained_after_s`). First its own: those of
-    requests and connections, then chosen ones, each least recently used first. When it is the total that is reached,
+    Never one that runs, or was used within `evict_after_s` (retained: `evict_retained_after_s`). First its own: those
+    of requests and connections, then chosen ones, each least recently used first. When it is the total that is reached,
     then those of principals that hold more than a fair share, in the same order. Its own retained ones come last, and
     another's never: behind one inference server all users may be one principal, and who retains means to come back.
     """

@@ -48,9 +48,10 @@ def prune(
 ) -> None:
     """Remove the sandboxes and files that a dead host left and that no start of it would take up.
 
-    Needs no host, no sandbox environment and no image: it reads the engine, the owner files and the ledger of the state directory. While a host runs there
-    it does nothing, since that host removes its orphans itself. Exit codes: 0 done, also when there was nothing; 1 not
-    confirmed, or something could not be removed; 2 wrong settings; 4 a host runs; 130 interrupted.
+    Needs no host, no environment and no image: it reads the engine, the owner files and the ledger of the state
+    directory. While a host runs there it does nothing, since that host removes its orphans itself. Exit codes: 0 done,
+    also when there was nothing; 1 not confirmed, or something could not be removed; 2 wrong settings; 4 a host runs;
+    130 interrupted.
     """
     flags = {"state_dir": state_dir, "sandbox": {"backend": backend}}
     try:
