@@ -35,8 +35,15 @@ def due(session: Session, now: float, settings: ManagerSettings) -> CloseReason 
     return None
 
 
-def eviction_order(sessions: Iterable[Session], principal: str, *, capped: bool, now: float, settings: ManagerSettings,
-                   fair_share: float) -> list[Session]:  # fmt: skip
+def eviction_order(
+    sessions: Iterable[Session],
+    principal: str,
+    *,
+    capped: bool,
+    now: float,
+    settings: ManagerSettings,
+    fair_share: float,
+) -> list[Session]:
     """Which sessions may be closed so that `principal` gets a place, best first. Pure.
 
     Never one that runs, or was used within `evict_after_s` (retained: `evict_retained_after_s`). First its own: those

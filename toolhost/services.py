@@ -6,7 +6,7 @@ Above: `app`, commands. Below: all rooms. Nothing else here constructs a backend
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Protocol
 from filelock import FileLock, Timeout
 
 from sandboxes.backends.base import Backend
+from sandboxes.lifecycle import LIVE
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
 from sandboxes.spec import SessionKey, SessionRequest
@@ -62,6 +63,7 @@ class Services:
     auth: authentication.Authenticator
     metrics: Metrics
     backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
+    counts: Callable[[], Mapping[str, int]] | None = None  # of sessions by phase, where the manager counts them
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
 
@@ -91,6 +93,11 @@ class Services:
             lines.append("WARNING: no tokens (--insecure): whoever reaches this port runs code in your sandboxes.")
         return lines
 
+    def kept(self) -> int:
+        """Sandboxes that stay when this host has stopped. After `close`."""
+        counts = self.counts() if self.counts is not None else {}
+        return sum(counts.get(phase.value, 0) for phase in LIVE)
+
     async def close(self) -> None:
         """Stops admitting calls, ends those that run within a bound, and leaves what the settings say."""
         await self._stack.aclose()
@@ -112,8 +119,12 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         settings=manager_settings(settings),
         observer=Observers(LogObserver(), metrics, *traces(settings)),
     )
-    metrics.watch(lambda: manager.counts)
-    return Services(settings, manager, namespaces, auth, metrics, backend)
+
+    def counts() -> Mapping[str, int]:
+        return manager.counts
+
+    metrics.watch(counts)
+    return Services(settings, manager, namespaces, auth, metrics, backend, counts)
 
 
 @contextmanager

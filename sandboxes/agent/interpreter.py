@@ -377,6 +377,19 @@ def _set_defaults(site: str) -> None:
     os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
 
 
+def _import(modules: list[str], not_from: tuple[str, str]) -> None:
+    """Imports what the operator chose, and no file of user code's that has such a name: it could keep every later
+    interpreter of the session from starting."""
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if entry and entry not in not_from]
+    for name in modules:
+        try:
+            __import__(name)
+        except Exception as error:  # noqa: BLE001 - a module of the operator's list may raise anything
+            print(f"{name} cannot be imported at start: {error}", file=sys.stderr)
+    sys.path[:] = path
+
+
 def main(fd: int, home: str, site: str, modules: list[str]) -> None:
     """The process: never returns. `fd` is the channel, `home` the working directory, `modules` are imported first."""
     channel = Channel(fd)
@@ -387,11 +400,7 @@ def main(fd: int, home: str, site: str, modules: list[str]) -> None:
     status = 0
     try:
         interpreter = Interpreter(channel, home)
-        for name in modules:
-            try:
-                __import__(name)
-            except Exception as error:  # noqa: BLE001 - a module of the operator's list may raise anything
-                print(f"{name} cannot be imported at start: {error}", file=sys.stderr)
+        _import(modules, (home, site))
         interpreter.serve()
     except ChannelClosed:
         status = EXIT_CHANNEL_LOST

@@ -174,5 +174,7 @@ def main(source: str, launcher: str) -> None:
         sys.exit(_EXIT_CONFIG)
     kernel.hide()
     kernel.no_new_privileges()
+    if config.seccomp:
+        kernel.refuse_calls(config.seccomp)
     kernel.adopt_orphans()
     Supervisor(config, launcher).run()

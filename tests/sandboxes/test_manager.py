@@ -28,6 +28,8 @@ from sandboxes.manager import Attachment, SessionManager
 from sandboxes.owner import Owner
 from sandboxes.settings import ManagerSettings
 from sandboxes.spec import (
+    Cause,
+    CauseKind,
     Ending,
     Execution,
     KeyKind,
@@ -259,6 +261,11 @@ async def test_a_clean_up_while_code_runs_ends_it_and_does_not_start_anew(world:
     cut, refused = await asyncio.gather(running, queued, return_exceptions=True)
     assert isinstance(cut, Outcome)
     assert cut.receipt.state is State.LOST
+    assert cut.receipt.cause == Cause(CauseKind.SESSION_CLOSED)
+    assert cut.notes == (
+        "the session was closed because its client cleaned it up; the code was ended, and its variables and files are"
+        " gone",
+    )
     assert isinstance(refused, CallRefused)
     await world.empty()
     assert world.engine.calls["launch"] == 1
