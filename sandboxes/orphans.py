@@ -3,7 +3,8 @@ may run.
 
 Above: `toolhost sessions prune`. Below: the contracts of backends and stores, `client`, `owner`.
 
-An orphan is a sandbox that no next start of the host would keep: nobody's, or of a session that is over.
+An orphan is a sandbox that no next start of the host would keep, nobody's or of a session that is over; and the files
+of a session that are left without sandbox and session.
 """
 
 from __future__ import annotations
@@ -38,23 +39,33 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """One sandbox. `record`: the open session that it belongs to. `keeps_files`: that session goes on without it."""
+    """One sandbox, or a workspace that no sandbox has any more (`handle` is None). `record`: the open session that it
+    belongs to. `keeps_files`: that session goes on without the sandbox."""
 
-    handle: Handle
+    handle: Handle | None
+    workspace: str
     verdict: Verdict
     why: str
     record: SessionRecord | None = None
     keeps_files: bool = False
 
+    @property
+    def name(self) -> str:
+        """The sandbox's id, or the workspace's name."""
+        return self.workspace if self.handle is None else self.handle.sandbox_id
+
 
 async def survey(
     backend: Backend, store: Store | None, owner: Owner, settings: ManagerSettings, now: float
 ) -> Sequence[Left]:
-    """Every sandbox of this owner. `backend` and `store` are open; no store: the ledger cannot be read.
+    """Every sandbox of this owner, then workspaces without one. `backend` and `store` are open; no store: the ledger
+    cannot be read.
 
     Raises EngineUnavailable.
     """
     handles = await backend.list_owned()
+    had = {handle.workspace for handle in handles}
+    alone = [name for name in await backend.list_workspaces() if name not in had]
     records: dict[str, SessionRecord] = {}
     if store is not None:
         try:
@@ -63,7 +74,9 @@ async def survey(
         except StoreUnavailable:
             store = None
     if store is None:
-        return [Left(handle, Verdict.UNKNOWN, "the ledger cannot be read") for handle in handles]
+        why = "the ledger cannot be read"
+        found_there = [Left(handle, handle.workspace, Verdict.UNKNOWN, why) for handle in handles]
+        return found_there + [Left(None, name, Verdict.UNKNOWN, why) for name in alone]
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def look(handle: Handle) -> Left:
@@ -71,12 +84,20 @@ async def survey(
             hello, ended = await _ask(backend, handle)
         return _judge(handle, _record(owner, handle, hello, records), hello, ended, settings, now)
 
-    return await asyncio.gather(*(look(handle) for handle in handles))
+    owners = {name: record for record in records.values() for name in (record.workspace, workspace_name(record))}
+    workspaces = [_judge_workspace(name, owners.get(name), settings, now) for name in alone]
+    return [*await asyncio.gather(*(look(handle) for handle in handles)), *workspaces]
 
 
 async def remove(backend: Backend, store: Store | None, left: Left, now: float) -> None:
-    """Ends a sandbox, and its session with it unless that goes on. Raises EngineUnavailable, StoreUnavailable."""
-    await backend.destroy(left.handle, keep_workspace=left.keeps_files)
+    """Ends a sandbox, or removes a workspace, and its session with it unless that goes on.
+
+    Raises EngineUnavailable, StoreUnavailable.
+    """
+    if left.handle is None:
+        await backend.remove_workspace(left.workspace)
+    else:
+        await backend.destroy(left.handle, keep_workspace=left.keeps_files)
     record = left.record
     if record is None or store is None or left.keeps_files:
         return
@@ -127,13 +148,22 @@ def _judge(
     now: float,
 ) -> Left:
     if record is None:
-        return Left(handle, Verdict.ORPHAN, "no open session claims it")
+        return Left(handle, handle.workspace, Verdict.ORPHAN, "no open session claims it")
     over = None if hello is not None and hello.running is not None else _over(record, settings, now)
     if over is not None:
-        return Left(handle, Verdict.ORPHAN, over, record)
+        return Left(handle, handle.workspace, Verdict.ORPHAN, over, record)
     if ended:
-        return Left(handle, Verdict.ORPHAN, "it has ended; its session goes on with its files", record, True)
-    return Left(handle, Verdict.HELD, "the next start of the host takes it up", record)
+        why = "it has ended; its session goes on with its files"
+        return Left(handle, handle.workspace, Verdict.ORPHAN, why, record, True)
+    return Left(handle, handle.workspace, Verdict.HELD, "the next start of the host takes it up", record)
+
+
+def _judge_workspace(name: str, record: SessionRecord | None, settings: ManagerSettings, now: float) -> Left:
+    if record is None:
+        return Left(None, name, Verdict.ORPHAN, "files of no sandbox and no open session")
+    if over := _over(record, settings, now):
+        return Left(None, name, Verdict.ORPHAN, over, record)
+    return Left(None, name, Verdict.HELD, "its session's next sandbox gets these files", record)
 
 
 def _over(record: SessionRecord, settings: ManagerSettings, now: float) -> str | None:

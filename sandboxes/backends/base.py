@@ -60,8 +60,11 @@ class Backend(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    async def open(self) -> None:
-        """Called once, first. Raises IsolationUnavailable, EnvironmentMissing: the host then does not start."""
+    async def open(self, *, launching: bool = True) -> None:
+        """Called once, first. Raises IsolationUnavailable, EnvironmentMissing: the host then does not start.
+
+        Not `launching`: `launch` will not be called. Then neither environment nor image is needed.
+        """
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -113,3 +116,7 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     async def list_owned(self) -> Sequence[Handle]:
         """Every sandbox of this owner, running or ended, also of an earlier process. Never another owner's."""
+
+    @abc.abstractmethod
+    async def list_workspaces(self) -> Sequence[str]:
+        """The names of all workspaces, also of those that no sandbox has any more."""

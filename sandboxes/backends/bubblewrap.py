@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ParamSpec, TypeVar
 
 import sandboxes.agent
@@ -46,6 +46,9 @@ RUN_DIRECTORY = Path("/run/toolhost")
 # Since Linux 5.14 RLIMIT_NPROC counts within a user namespace (clone(2), user_namespaces(7): ucounts), so that every
 # sandbox of one ordinary user has its own count.
 COUNTED_PER_NAMESPACE = (5, 14)
+
+# For who only looks and removes: what removes a workspace needs the system's programs alone.
+NO_ENVIRONMENT = Environment((), (), PurePosixPath("/nonexistent"), platform.python_version(), "")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,8 +96,8 @@ class BubblewrapBackend(Backend):
 
     # --- the contract --------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        self._sandboxes = await self._call(self._launchers, OPEN_S, self._opened)
+    async def open(self, *, launching: bool = True) -> None:
+        self._sandboxes = await self._call(self._launchers, OPEN_S, self._opened, launching)
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
@@ -163,6 +166,9 @@ class BubblewrapBackend(Backend):
     async def list_owned(self) -> Sequence[Handle]:
         return await self._call(self._callers, CALL_S, self._opened_sandboxes().list_owned)
 
+    async def list_workspaces(self) -> Sequence[str]:
+        return await self._call(self._callers, CALL_S, self._opened_sandboxes().workspaces.names)
+
     # --- launching -----------------------------------------------------------------------------------------------
 
     async def _launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:
@@ -209,9 +215,9 @@ class BubblewrapBackend(Backend):
 
     # --- opening -------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> Sandboxes:
+    def _opened(self, launching: bool = True) -> Sandboxes:
         timeout_s, grace_s, fence_s = self._times
-        environment = self._environment()
+        environment = self._environment() if launching else NO_ENVIRONMENT
         if platform.system() != "Linux":
             raise IsolationUnavailable("bubblewrap isolates on Linux only: use the docker backend")
         with exhaustion():

@@ -86,8 +86,8 @@ class DockerBackend(Backend):
         self._keys: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._undoing: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> None:
-        await self._engine.call(OPEN_S, self._sandboxes.open)
+    async def open(self, *, launching: bool = True) -> None:
+        await self._engine.call(OPEN_S, self._sandboxes.open if launching else self._sandboxes.open_to_remove)
         self._engine.start(self._sandboxes.empty_trash)
 
     async def close(self) -> None:
@@ -160,6 +160,9 @@ class DockerBackend(Backend):
 
     async def list_owned(self) -> Sequence[Handle]:
         return await self._engine.call(LOOK_S, self._sandboxes.list_owned)
+
+    async def list_workspaces(self) -> Sequence[str]:
+        return await self._engine.call(LOOK_S, self._sandboxes.workspaces)
 
     def _undo_later(self, work: asyncio.Future[tuple[Handle, bool]]) -> None:
         task = asyncio.create_task(self._undone(work), name="docker undo")

@@ -108,12 +108,19 @@ class Sandboxes:
 
     # --- opening -------------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open_to_remove(self) -> None:
+        """For who launches nothing: no image is needed, and no runtime."""
+        self._reach()
+        self._workspaces.make()
+
+    def _reach(self) -> None:
         self._engine.reach()
-        api = self._engine.client(CALL_S)
-        if reason := docker_probe.old_engine(api.version(api_version=False)):
+        if reason := docker_probe.old_engine(self._engine.client(CALL_S).version(api_version=False)):
             raise IsolationUnavailable(reason)
-        info = api.info()
+
+    def open(self) -> None:
+        self._reach()
+        info = self._engine.client(CALL_S).info()
         fatal = [problem for problem in self._engine_problems(info) if problem.fatal]
         if fatal:
             raise IsolationUnavailable(f"{fatal[0].what}: {fatal[0].mend}")
@@ -347,6 +354,9 @@ class Sandboxes:
             with contextlib.suppress(KeyError, ValueError):
                 found.append(handle_of(container["Id"], container["Labels"]))
         return found
+
+    def workspaces(self) -> list[str]:
+        return self._workspaces.names()
 
     # --- destroying ----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,10 @@ class Workspaces:
     def data(self, name: str) -> Path:
         return self._workspaces / checked(name) / DATA
 
+    def names(self) -> list[str]:
+        """Of all that are there. Raises OSError."""
+        return sorted(path.name for path in self._workspaces.iterdir())
+
     def uid(self, name: str) -> int | None:
         """Who its files belong to; None when it does not exist."""
         try:

@@ -99,8 +99,11 @@ class BackendSuite:
             assert b"".join([piece async for piece in client.get_file("kept.txt", 100)]) == b"hello"
             await client.close()
             await backend.destroy(again, keep_workspace=True)
+        async with host.opened(launching=False) as backend:
+            assert (await backend.list_owned(), await backend.list_workspaces()) == ([], ["w-1"])
             await backend.remove_workspace("w-1")
             await backend.remove_workspace("w-1")
+            assert await backend.list_workspaces() == []
         assert host.leftovers() == []
 
     async def test_a_cancelled_launch_leaves_nothing(self, host: SuiteHost) -> None:

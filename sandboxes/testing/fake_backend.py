@@ -85,7 +85,7 @@ class FakeBackend(Backend):
         self.engine = engine or FakeEngine()
         self._owner = owner
 
-    async def open(self) -> None:
+    async def open(self, *, launching: bool = True) -> None:
         await self.engine.passing("open")
 
     async def close(self) -> None: ...
@@ -160,3 +160,7 @@ class FakeBackend(Backend):
     async def list_owned(self) -> Sequence[Handle]:
         await self.engine.passing("list_owned")
         return [found.handle for found in self.engine.sandboxes.values() if found.owner == self._owner.id]
+
+    async def list_workspaces(self) -> Sequence[str]:
+        await self.engine.passing("list_workspaces")
+        return sorted(self.engine.workspaces)

@@ -36,8 +36,8 @@ class FaultyBackend(Backend):
         if operation in self.hung:
             await asyncio.Event().wait()
 
-    async def open(self) -> None:
-        await self.inner.open()
+    async def open(self, *, launching: bool = True) -> None:
+        await self.inner.open(launching=launching)
 
     async def close(self) -> None:
         await self.inner.close()
@@ -84,3 +84,6 @@ class FaultyBackend(Backend):
 
     async def list_owned(self) -> Sequence[Handle]:
         return await self.inner.list_owned()
+
+    async def list_workspaces(self) -> Sequence[str]:
+        return await self.inner.list_workspaces()

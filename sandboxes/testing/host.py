@@ -72,10 +72,10 @@ class SuiteHost:
             await manager.close()
 
     @contextlib.asynccontextmanager
-    async def opened(self, owner: Owner | None = None) -> AsyncIterator[Backend]:
+    async def opened(self, owner: Owner | None = None, *, launching: bool = True) -> AsyncIterator[Backend]:
         """A backend alone. What it has is destroyed at the end."""
         backend = self.backend(owner or self.owner)
-        await backend.open()
+        await backend.open(launching=launching)
         try:
             yield backend
         finally:

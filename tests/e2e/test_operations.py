@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -83,6 +84,32 @@ async def test_prune_with_the_host_dead_removes_exactly_the_orphans(tmp_path: Pa
         await asyncio.to_thread(host.start)
         assert await python(host, KEPT, "x") == "'kept'"
         assert await python(host, {"x-session-id": "chosen"}, "x") == "'chosen'"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_prune_needs_neither_environment_nor_image_and_finds_files_that_nobody_has(
+    tmp_path: Path, backend: str
+) -> None:
+    with operated(tmp_path, backend) as host:
+        await asyncio.to_thread(host.start)
+        nameless = await connect(host, {})
+        await nameless.python("open('f', 'w').write('1')")
+        await asyncio.to_thread(host.kill)
+        nameless.close()
+        workspaces = host.state_dir / backend / "workspaces"
+        (left,) = workspaces.iterdir()
+        shutil.copytree(left, workspaces / "s-nobodys")
+        host.environment["TOOLHOST_BUBBLEWRAP__ENVIRONMENT_DIR"] = str(tmp_path / "no environment")
+        host.environment["TOOLHOST_DOCKER__IMAGE"] = "no-such-image:none"
+        shown = json.loads((await asyncio.to_thread(prune, host, "--dry-run", "--json")).stdout)
+        assert sorted((one["sandbox"] is None, one["verdict"]) for one in shown) == [
+            (False, "orphan"),
+            (True, "orphan"),
+        ]
+        done = await asyncio.to_thread(prune, host)
+        assert (done.returncode, "removed 2 of 2" in done.stderr) == (0, True), done.stderr
+        assert list(workspaces.iterdir()) == []
+        assert running_sandboxes(host) == []
 
 
 @pytest.mark.bubblewrap

@@ -145,6 +145,31 @@ async def test_a_removed_session_is_closed_on_record_and_its_running_attempt_is_
     assert attempt.receipt.ending is Ending.LOST
 
 
+async def test_files_of_neither_a_sandbox_nor_a_session_are_an_orphan(dead: Dead, store: Store) -> None:
+    await dead.after(("a", Retention.RETAINED))
+    dead.engine.workspaces["s-nobodys"] = {"f": b"1"}
+    found = await dead.left(store)
+    assert (found[""].name, found[""].verdict, found["a"].verdict) == ("s-nobodys", Verdict.ORPHAN, Verdict.HELD)
+    await remove(FakeBackend(dead.owner, dead.engine), store, found[""], time.time())
+    assert list(dead.engine.workspaces) == [found["a"].workspace]
+
+
+@pytest.mark.parametrize(("later_s", "verdict"), [(0, Verdict.HELD), (1201, Verdict.ORPHAN)])
+async def test_files_of_a_session_without_a_sandbox_go_when_their_session_is_over(
+    dead: Dead, store: Store, later_s: float, verdict: Verdict
+) -> None:
+    await dead.after(("a", Retention.RETAINED))
+    dead.engine.sandboxes.clear()
+    one = (await dead.left(store, later_s))["a"]
+    assert (one.handle, one.verdict) == (None, verdict)
+    await remove(FakeBackend(dead.owner, dead.engine), store, one, time.time())
+    assert dead.engine.workspaces == {}
+    record = await store.get(request("a", Retention.RETAINED).key)
+    assert record is not None
+    assert record.phase == "closed"
+
+
 async def test_without_a_ledger_nothing_is_known(dead: Dead) -> None:
     await dead.after(("a", Retention.RETAINED), pool=1)
+    dead.engine.workspaces["s-nobodys"] = {}
     assert {one.verdict for one in (await dead.left(None)).values()} == {Verdict.UNKNOWN}

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +30,7 @@ from toolhost.services import StateDirectoryTaken, only_host
 
 FAILED, RUNS, INTERRUPTED = 1, 4, 130
 BACKENDS = ("bubblewrap", "docker")
-COLUMNS = ("SANDBOX", "BACKEND", "AGE", "VERDICT", "SESSION", "WHY")
+COLUMNS = ("SANDBOX OR FILES", "BACKEND", "AGE", "VERDICT", "SESSION", "WHY")
 
 
 def prune(
@@ -46,11 +46,12 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what there is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Remove the sandboxes that a dead host left and that no start of it would take up.
+    """Remove the sandboxes and files that a dead host left and that no start of it would take up.
 
-    Needs no host: it reads the engine, the owner files and the ledger of the state directory. While a host runs there
-    it does nothing, since that host removes its orphans itself. Exit codes: 0 done, also when there was nothing; 1 not
-    confirmed, or something could not be removed; 2 wrong settings; 4 a host runs; 130 interrupted.
+    Needs no host, no environment and no image: it reads the engine, the owner files and the ledger of the state
+    directory. While a host runs there it does nothing, since that host removes its orphans itself. Exit codes: 0 done,
+    also when there was nothing; 1 not confirmed, or something could not be removed; 2 wrong settings; 4 a host runs;
+    130 interrupted.
     """
     flags = {"state_dir": state_dir, "sandbox": {"backend": backend}}
     try:
@@ -81,13 +82,21 @@ async def _prune(settings: Settings, *, everything: bool, yes: bool, dry_run: bo
     owner = Owner.load(settings.state_dir)
     failed = 0
     names = [settings.sandbox.backend] if settings.sandbox.backend != "auto" else _with_state(settings)
-    async with _ledger(settings) as store:
+    async with _ledger(settings) as store, AsyncExitStack() as stack:
+        found: list[tuple[Backend, Sequence[Left]]] = []
         for name in names:
-            async with _opened(settings, owner, name) as backend:
+            try:
+                backend = await stack.enter_async_context(_opened(settings, owner, name))
                 left = await survey(backend, store, owner, manager_settings(settings), time.time())
-                _show(left, as_json)
-                doomed = _chosen(left, everything=everything, yes=yes, dry_run=dry_run)
-                failed += await _remove(backend, store, doomed)
+            except SandboxError as error:
+                failed += 1
+                typer.echo(f"toolhost: {name}: {error.message}", err=True)
+            else:
+                found.append((backend, left))
+        _show([(backend.name, one) for backend, left in found for one in left], as_json)
+        for backend, left in found:
+            doomed = _chosen(left, everything=everything, yes=yes, dry_run=dry_run)
+            failed += await _remove(backend, store, doomed)
     return failed
 
 
@@ -115,7 +124,7 @@ async def _ledger(settings: Settings) -> AsyncIterator[Store | None]:
 async def _opened(settings: Settings, owner: Owner, name: str) -> AsyncIterator[Backend]:
     sandbox = settings.sandbox.model_copy(update={"backend": name})
     backend = create_backend(settings.model_copy(update={"sandbox": sandbox}), owner)
-    await backend.open()
+    await backend.open(launching=False)
     try:
         yield backend
     finally:
@@ -132,8 +141,10 @@ def _chosen(left: Sequence[Left], *, everything: bool, yes: bool, dry_run: bool)
     if not everything:
         typer.echo(f"{len(others)} are left alone: not orphaned. --all removes them too", err=True)
         return orphans
-    question = f"Remove {len(others)} sandboxes that are not orphaned, with their variables and files?"
-    confirm(question, [_session(one) or one.handle.sandbox_id for one in others], yes)
+    question = (
+        f"Remove {len(others)} sandboxes or sessions' files that are not orphaned, with their variables and files?"
+    )
+    confirm(question, [_session(one) or one.name for one in others], yes)
     return [*orphans, *others]
 
 
@@ -144,7 +155,7 @@ async def _remove(backend: Backend, store: Store | None, doomed: Sequence[Left])
             await remove(backend, store, one, time.time())
         except SandboxError as error:
             failed += 1
-            typer.echo(f"toolhost: {one.handle.sandbox_id} is not removed: {error.message}", err=True)
+            typer.echo(f"toolhost: {one.name} is not removed: {error.message}", err=True)
     if doomed:
         typer.echo(f"removed {len(doomed) - failed} of {len(doomed)}", err=True)
     return failed
@@ -154,15 +165,13 @@ def _session(one: Left) -> str | None:
     return None if one.record is None else label(one.record.key)
 
 
-def _show(left: Sequence[Left], as_json: bool) -> None:
+def _show(left: Sequence[tuple[str, Left]], as_json: bool) -> None:
+    """Each with its backend's name."""
     now = time.time()
     if as_json:
-        typer.echo(json.dumps([_fields(one, now) for one in left], indent=2))
+        typer.echo(json.dumps([_fields(backend, one, now) for backend, one in left], indent=2))
         return
-    shown = [
-        (one.handle.sandbox_id, one.handle.backend, _age(one, now), one.verdict.value, _session(one), one.why)
-        for one in left
-    ]
+    shown = [(one.name, backend, _age(one, now), one.verdict.value, _session(one), one.why) for backend, one in left]
     if shown or not terminal():
         rows(COLUMNS, shown)
     else:
@@ -170,15 +179,20 @@ def _show(left: Sequence[Left], as_json: bool) -> None:
 
 
 def _age(one: Left, now: float) -> object:
-    seconds = max(0.0, now - one.handle.created_at)
-    return span(seconds) if terminal() else round(seconds, 3)
+    seconds = _age_s(one, now)
+    return span(seconds) if seconds is not None and terminal() else seconds
 
 
-def _fields(one: Left, now: float) -> dict[str, Any]:
+def _age_s(one: Left, now: float) -> float | None:
+    return None if one.handle is None else round(max(0.0, now - one.handle.created_at), 3)
+
+
+def _fields(backend: str, one: Left, now: float) -> dict[str, Any]:
     return {
-        "sandbox": one.handle.sandbox_id,
-        "backend": one.handle.backend,
-        "age_s": round(max(0.0, now - one.handle.created_at), 3),
+        "sandbox": None if one.handle is None else one.handle.sandbox_id,
+        "workspace": one.workspace,
+        "backend": backend,
+        "age_s": _age_s(one, now),
         "verdict": one.verdict.value,
         "session": _session(one),
         "why": one.why,
