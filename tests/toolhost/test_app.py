@@ -63,6 +63,14 @@ async def test_what_is_not_there_is_told_in_json(host: Host, path: str, status: 
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/models", "/v1/responses/resp_1"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_request_that_was_meant_for_the_model_server_is_told_so(host: Host, path: str, method: str) -> None:
+    answer = await request(host.port, path, method=method)
+    assert answer.status == 404
+    assert "--port 8001" in answer.json()["error"]["message"]
+
+
 async def test_an_expired_attempt_is_gone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def expired(*_arguments: object) -> Any:
         raise AttemptExpired("its result is no longer kept")
