@@ -198,11 +198,13 @@ class AgentClient:
     async def stop(self) -> None:
         await self._ask("stop")
 
-    async def list_files(self, path: str) -> list[codec.Fields]:
-        found = (await self._ask("files", deadline_s=60, op="list", path=path)).get("files")
-        if not isinstance(found, list):
-            raise self._broke("files: not a list")
-        return [self._checked(codec.mapping, item, "files") for item in found]
+    async def list_files(self, path: str) -> tuple[list[codec.Fields], bool]:
+        """Entries, and whether these are all: the agent cuts what is too long."""
+        answer = await self._ask("files", deadline_s=60, op="list", path=path)
+        found, complete = answer.get("files"), answer.get("complete")
+        if not isinstance(found, list) or not isinstance(complete, bool):
+            raise self._broke("files: not a list, or not said whether it is complete")
+        return [self._checked(codec.mapping, item, "files") for item in found], complete
 
     async def put_file(self, path: str, upload: str, offset: int, piece: bytes, *, last: bool) -> int:
         """One piece of an upload. Returns the size so far."""

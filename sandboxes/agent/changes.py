@@ -1,4 +1,4 @@
-"""Which files an execution made or changed: those whose inode changed since the last look.
+"""Which files an execution made or changed: those whose inode changed between its beginning and the look at its end.
 
 Above: `executions`, `python`. Below: `spawn`, `look`. An interpreter looks itself, after each cell, and tells. For a
 command, and for an interpreter that did not live to tell, a worker looks, as the user's uid: it is started when the
@@ -28,12 +28,18 @@ if TYPE_CHECKING:
 _ANSWER_S = 0.25
 _IDLE_S = 5.0
 _LONGEST_PATH = 4096
+_MAX_KNOWN = 1000
+# The kernel dates files by its coarse clock (clock_gettime(2)), which never runs ahead of them: what changed before an
+# execution began is not dated later. What was written in the same tick (4 ms, as a rule) cannot be told apart. gVisor's
+# kernel has no coarse clock, and another than the host's, which dates.
+_COARSE = 5
+_SLACK_NS = 0 if time.clock_getres(_COARSE) > 1e-6 else 50_000_000
 _KINDS = frozenset({"changes"})
 
 
 class Changes:
-    """The agent's end. A worker that does not answer in time is ended, and nothing is reported; the look after that
-    goes as far back."""
+    """The agent's end. A worker that does not answer in time is ended, and nothing is reported: a change that was not
+    found with the execution that made it is not reported with a later one."""
 
     def __init__(self, config: Config, loop: Loop, spawner: Spawner, children: Children) -> None:
         self._config = config
@@ -46,9 +52,23 @@ class Changes:
         self._received = b""
         self._then: Callable[[list[dict[str, object]]], None] | None = None
         self._timer: Timer | None = None
-        self.since = time.time_ns()
-        self._asked = 0
+        self._put: dict[str, int] = {}  # by the host: path -> time of change
+        self.since = 0
+        self.begin()
         self._told: dict[object, object] = {}  # by the last look: another one's slack reaches back behind it
+
+    def begin(self) -> None:
+        """An execution begins: what has changed so far was not its doing. `since`: from when on to look, nanoseconds of
+        the clock that dates files."""
+        self.since = time.clock_gettime_ns(_COARSE) - _SLACK_NS
+        self._put = {path: at for path, at in self._put.items() if at >= self.since}
+
+    def not_ours(self, stamp: object) -> None:
+        """The host has put a file there, [path, time of change]: no execution's doing."""
+        if isinstance(stamp, list) and len(stamp) == 2 and len(self._put) < _MAX_KNOWN:
+            path, at = stamp
+            if isinstance(path, str) and isinstance(at, int):
+                self._put[path] = at
 
     def prepare(self) -> None:
         """Starts the worker where there is none."""
@@ -73,17 +93,16 @@ class Changes:
         self._loop.watch(answers, READ, self._answered)
         self._children.expect(self._pid, lambda _status, _peak: None)
 
-    def note_look(self, at: object) -> None:
-        """Somebody else has looked for what changed since `since`, and began at this time (nanoseconds)."""
-        if isinstance(at, int) and self.since < at <= time.time_ns():
-            self.since = at
-
     def told(self, files: list[dict[str, object]]) -> list[dict[str, object]]:
-        """[{path, size}] of what a look has found and the look before has not told."""
+        """[{path, size}] of what a look has found and neither the look before has told nor the host has put."""
         good = [file for file in files[:MAX_REPORTED] if self._is_file(file)]
         new = [file for file in good if self._told.get(file["path"]) != file["at"]]
         self._told = {file["path"]: file["at"] for file in good}
-        return [{"path": file["path"], "size": file["size"]} for file in new]
+        return [
+            {"path": file["path"], "size": file["size"]}
+            for file in new
+            if self._put.get(str(file["path"])) != file["at"]
+        ]
 
     def _is_file(self, file: object) -> bool:
         """It may be user code that says so."""
@@ -99,9 +118,8 @@ class Changes:
         return self._pid if self._ask >= 0 else None
 
     def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None:
-        """Calls `then` with [{path, size}] of what has changed since the last scan; within 0.25 s."""
+        """Calls `then` with [{path, size}] of what has changed since `begin`; within 0.25 s."""
         self._then = then
-        self._asked = time.time_ns()
         self._timer = self._loop.after(_ANSWER_S, self.discard)
         if not self._send():
             self._forget()  # it was just about to end
@@ -148,7 +166,6 @@ class Changes:
         except wire.FrameError:
             self.discard()
             return
-        self.since = self._asked
         self._give(self.told(files if isinstance(files, list) else []))
 
     def _ended(self) -> None:
@@ -182,8 +199,8 @@ def _serve(data: str) -> None:
             view = view[os.write(1, view) :]
 
 
-def _looked(look: Look, since_ns: int) -> list[dict[str, object]]:
+def _looked(look: Look, since: int) -> list[dict[str, object]]:
     try:
-        return look.since(since_ns)
+        return look.since(since)
     except OSError:
         return []

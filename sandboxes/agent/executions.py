@@ -45,6 +45,9 @@ if TYPE_CHECKING:
         def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
             """What the ladder does to it."""
 
+        def catch_up(self) -> None:
+            """Takes in what its processes have said already, their ends too."""
+
         def pause(self, run: Run, paused: bool) -> None:
             """Lets what it writes wait, or no longer."""
 
@@ -53,12 +56,13 @@ if TYPE_CHECKING:
 
         since: int
 
-        def note_look(self, at: object) -> None: ...
-
         def told(self, files: list[dict[str, object]]) -> list[dict[str, object]]: ...
 
+        def begin(self) -> None:
+            """An execution begins; sets `since`."""
+
         def prepare(self) -> None:
-            """An execution has begun: a scan will follow."""
+            """A scan will follow."""
 
         def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None: ...
 
@@ -158,7 +162,7 @@ class Executions:
         """The agent's own reason to end what runs (a limit). Nothing runs: nothing happens."""
         run = self.current
         if run is not None and not self._finishing and run.why is None:
-            run.note(note)
+            run.why_note = note
             self._climb(run, why)
 
     def note_all_ended(self) -> None:
@@ -170,14 +174,13 @@ class Executions:
 
     @property
     def looked_at(self) -> int:
-        """What files have changed since then (nanoseconds) is not known yet."""
+        """From when on to look for changed files, nanoseconds."""
         return self._watcher.since
 
-    def looked(self, run: Run, files: object, at: object) -> None:
+    def looked(self, run: Run, files: object) -> None:
         """Whoever runs it has looked for changed files itself; None: it could not."""
         if isinstance(files, list):
             run.files, run.looked = files, True
-            self._watcher.note_look(at)
 
     def began(self, run: Run) -> None:
         """Its code starts now: from here its time counts."""
@@ -185,6 +188,7 @@ class Executions:
         run.epoch = self.epoch
         self.on_begin()
         run.deadline = self._loop.after(run.timeout, lambda: self._climb(run, "deadline"))
+        self._watcher.begin()
         for waiter in self._waiters.get(run.attempt, ()):
             waiter.announce({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
         if run.kind != "python":  # an interpreter looks itself
@@ -241,6 +245,10 @@ class Executions:
 
     def _climb(self, run: Run, why: str) -> None:
         if run.why is None:
+            # On a busy machine its end and the deadline may be due in the same round: the end came first.
+            self.performers[run.kind].catch_up()
+            if run is not self.current or self._finishing:
+                return
             run.why = why
         if run.ladder is not None:
             run.ladder.climb()
@@ -275,7 +283,9 @@ class Executions:
             run.files = files
             self._close(run)
 
-        if run.looked:
+        if run.started_at is None:
+            found([])
+        elif run.looked:
             found(self._watcher.told(run.files))
         else:
             self._watcher.scan(found)

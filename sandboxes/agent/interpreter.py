@@ -2,7 +2,8 @@
 
 Above it: the supervisor, which starts it (see `launch`), reads its output pipe, and believes what it reports only
 about its own cell's text. Frames in: {"t": "cell", "n", "code", "cap", "outputs"}. Frames out: {"t": "ready"} once and
-{"t": "done", "n", "outcome", "value", "error", "images", "note"} for each cell. Exit status 70: the channel was lost.
+{"t": "done", "n", "outcome", "value", "error", "images", "note", "untouched"} for each cell; `untouched`: no interrupt
+has reached it, so it ended by itself. Exit status 70: the channel was lost.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import builtins
 import select
 import sys
-from time import time_ns
 
 from . import figures, pristine
 from .cell import Cell, filename, is_coroutine, looks_like_magic
@@ -155,6 +155,7 @@ class Interpreter:
         self._images = run.images
         run.add_note(self._world.prepare())
         self._interrupts.install()
+        self._interrupts.landed = False
         try:
             self._execute(run)
         except BaseException as error:  # noqa: BLE001 - whatever a cell raises has one defined result
@@ -163,6 +164,7 @@ class Interpreter:
             self._end(run, error)
         if os.getpid() != self._pid:
             self._quit_child(run)
+        run.untouched = self._interrupts.untouched
         self._finish(run)
         return run.frame()
 
@@ -262,6 +264,9 @@ class Interpreter:
             run.outcome = "exited"
             run.exit_status = getattr(error, "code", None)
             return
+        if issubclass(kind, KeyboardInterrupt) and run.value is not None:
+            self._interrupts.landed = False  # its value was there: it had ended
+            return
         run.outcome = "interrupted" if issubclass(kind, KeyboardInterrupt) else "raised"
         if kind is IPythonMissing:
             run.error = str(error)
@@ -290,13 +295,14 @@ class Interpreter:
             with self._interrupts:
                 self._flush_all()
                 figures.save_open(run.images)
+        except KeyboardInterrupt:
+            run.add_note("An interrupt came while its output and figures were being written: some may be missing.")
         except BaseException:  # noqa: BLE001, S110 - a stream of the user's own; ours are flushed below
             pass
         run.add_note(run.images.note())
         run.add_note(self._world.repair())
         self._streams.flush()
         if run.since is not None:
-            run.looked = time_ns()
             try:  # noqa: SIM105 - contextlib is not imported here
                 run.files = self._look.since(run.since)
             except BaseException:  # noqa: BLE001, S110 - no descriptor, no memory, an audit hook
@@ -337,12 +343,12 @@ class _Run:
         self.cap = int(request["cap"])
         self.outputs = str(request["outputs"])
         self.outcome = "ok"
+        self.untouched = False
         self.value: str | None = None
         self.error: str | None = None
         self.images = Images(self.number, self.outputs)
         self.exit_status: object = None
         self.since: int | None = request.get("since")
-        self.looked: int | None = None
         self.files: list[dict[str, object]] | None = None
         self._notes: list[str] = []
 
@@ -359,8 +365,8 @@ class _Run:
             "error": self.error,
             "images": self.images.saved,
             "note": cut(" ".join(self._notes), self.cap) or None,
+            "untouched": self.untouched,
             "files": self.files,
-            "looked": self.looked,
         }
 
 
@@ -369,6 +375,19 @@ def _set_defaults(site: str) -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     os.environ.setdefault("PIP_TARGET", site)
     os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+
+
+def _import(modules: list[str], not_from: tuple[str, str]) -> None:
+    """Imports what the operator chose, and no file of user code's that has such a name: it could keep every later
+    interpreter of the session from starting."""
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if entry and entry not in not_from]
+    for name in modules:
+        try:
+            __import__(name)
+        except Exception as error:  # noqa: BLE001 - a module of the operator's list may raise anything
+            print(f"{name} cannot be imported at start: {error}", file=sys.stderr)
+    sys.path[:] = path
 
 
 def main(fd: int, home: str, site: str, modules: list[str]) -> None:
@@ -381,11 +400,7 @@ def main(fd: int, home: str, site: str, modules: list[str]) -> None:
     status = 0
     try:
         interpreter = Interpreter(channel, home)
-        for name in modules:
-            try:
-                __import__(name)
-            except Exception as error:  # noqa: BLE001 - a module of the operator's list may raise anything
-                print(f"{name} cannot be imported at start: {error}", file=sys.stderr)
+        _import(modules, (home, site))
         interpreter.serve()
     except ChannelClosed:
         status = EXIT_CHANNEL_LOST

@@ -1,4 +1,4 @@
-"""Finds the files below a directory whose inode changed since the last look. Names and times only.
+"""Finds the files below a directory whose inode changed since some time. Names and times only.
 
 Above: `interpreter`, after each cell, and the worker of `changes`. Both run as the user's uid.
 """
@@ -19,8 +19,6 @@ globals()["__builtins__"] = BUILTINS
 
 MAX_REPORTED = 50
 _SCAN_S = 0.05
-# The kernel dates files by a clock that ticks up to every 10 ms, and gVisor's kernel has another than the host's.
-_SLACK_NS = 50_000_000
 _MAX_ENTRIES = 5000
 _MAX_DEPTH = 6
 _OUT_OF_DESCRIPTORS = (23, 24)  # errno.ENFILE, errno.EMFILE
@@ -33,11 +31,11 @@ class Look:
         self._data = data
         self._told: dict[str, tuple[int, int, int]] = {}
 
-    def since(self, then_ns: int) -> list[dict[str, object]]:
+    def since(self, after: int) -> list[dict[str, object]]:
         """[{path, size, at}], not by the time of modification, which programs set as they like, but by that of the
-        inode's change (`at`, nanoseconds). Raises OSError when there is no descriptor to look with."""
+        inode's change (`at`, nanoseconds), which is not before `after`. Raises OSError when there is no descriptor to
+        look with."""
         until = monotonic() + _SCAN_S
-        after = then_ns - _SLACK_NS
         now: dict[str, tuple[int, int, int]] = {}
         pending = [(self._data, 0)]
         seen = 0

@@ -42,6 +42,7 @@ class Run:
         self.ending = "never_started"
         self.state = "kept"
         self.why: str | None = None  # who climbs the ladder: "deadline", "cancel", "operator"
+        self.why_note: str | None = None
         self.cause: dict[str, object] | None = None
         self.capture = Capture(cap)
         self.streamed = 0
@@ -62,10 +63,17 @@ class Run:
         if isinstance(sentence, str) and sentence and len(self.notes) < _NOTES:
             self.notes.append(sentence[:_NOTE_CHARACTERS])
 
+    def escaped(self) -> None:
+        """It says that it ended by itself: so it is, if the ladder has only interrupted it. The second rung ends what
+        it started too, and may so have ended it."""
+        if self.ladder is not None and self.ladder.reached < 1:
+            self.why = None
+
     def stopped(self, state: str) -> None:
         """The ladder ended it."""
         self.ending = "timed_out" if self.why == "deadline" else "interrupted"
         self.state = state
+        self.note(self.why_note)
         self._because(self.why or "operator", limit=self.timeout if self.why == "deadline" else None)
 
     def died(self, status: int, out_of_memory: int | None, state: str) -> None:

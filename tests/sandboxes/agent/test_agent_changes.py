@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,3 +70,19 @@ def test_a_python_call_starts_no_process(agent: Agent) -> None:
     for _ in range(5):
         link.run(write("a"))
         assert set(children(agent.pid)) <= interpreter
+
+
+def test_a_change_that_could_not_be_looked_for_in_time_is_not_listed_with_a_later_call(
+    tmp_path: Path,
+) -> None:
+    agent = Agent(tmp_path)  # it has no other worker
+    link = agent.claimed()
+    interpreter = int(link.run("import os\nos.getpid()")["value"])
+    link.shell("true")
+    (worker,) = set(children(agent.pid)) - {interpreter}
+    os.kill(worker, signal.SIGSTOP)
+    assert files(link.shell(": >a")) == []
+    assert files(link.shell("true")) == []
+    assert files(link.run("1")) == []
+    assert files(link.shell(": >b")) == ["b"]
+    assert agent.close() == ""
