@@ -104,16 +104,19 @@ async def test_a_signal_ends_it_in_order_with_a_stream_open_and_a_call_running(n
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("broken", ["stderr", "stdout", "both"])
 async def test_a_signal_ends_a_host_whose_output_nobody_reads_any_more(number: signal.Signals, broken: str) -> None:
-    ends = {}
+    ends, readers = {}, []
     for name in ("stdout", "stderr"):
         reading, ends[name] = os.pipe()
         if broken in (name, "both"):
             os.close(reading)
+        else:
+            readers.append(reading)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.toolhost.serve_standin", "--port", str(port)),
-        **ends,
+        stdout=ends["stdout"],
+        stderr=ends["stderr"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TOOLHOST_LOG__LEVEL": "debug"},
     )
@@ -129,6 +132,8 @@ async def test_a_signal_ends_a_host_whose_output_nobody_reads_any_more(number: s
         if child.returncode is None:
             child.kill()
             await child.wait()
+        for reading in readers:
+            os.close(reading)
 
 
 async def _answers(port: int) -> bool:
