@@ -173,7 +173,7 @@ def _on_error(_request: Request, error: Exception) -> Response:
 def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = "nothing is served at this path" if error.status_code == 404 else error.detail
-    if error.status_code == 404 and request.url.path.startswith(MODEL_PATHS):
+    if error.status_code == 404 and error.detail == "Not Found" and request.url.path.startswith(MODEL_PATHS):
         message = (
             "this is a tool host, not a model server: send the request to vLLM, which calls this host. Both listen on "
             "port 8000 by default: start vLLM with --port 8001, or this host with another --listen"
