@@ -19,7 +19,7 @@ async def test_the_deep_check_asks_the_sandboxes_and_tells_what_is_wrong(host: H
     host.manager.unhealthy = NoCapacity("no room", retry_after_s=3)
     answer = await request(host.port, "/healthz")
     assert answer.status == 503
-    assert answer.json()["error"] == {"code": "no_capacity", "message": "no room"}
+    assert answer.json()["error"] == {"code": "no_capacity", "message": "no room; retry in 3 s"}
     assert answer.header("retry-after") == "3"
 
 
