@@ -177,4 +177,4 @@ class Admission:
             what = f"at capacity: {self.held_by(principal)} sandboxes of yours are open, which is the limit"
         else:
             what = f"at capacity: all {self.total} sandboxes are in use"
-        return NoCapacity(f"{what}; try again in {retry_s:.0f} s", retry_after_s=retry_s)
+        return NoCapacity(what, retry_after_s=retry_s)

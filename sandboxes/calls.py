@@ -189,13 +189,14 @@ class Calls:
             if run.cancelled:
                 return self._never_started(session, run, "the call was cancelled before its code ran")
             if session.phase in OVER:
-                return self._never_started(session, run, f"{session.end_note}; the code did not run")
+                note = f"{session.end_note}; the code did not run, and its variables and files are gone"
+                return self._never_started(session, run, note, closed=True)
             return await self._run(session, run, sandbox, execution)
 
-    def _never_started(self, session: Session, run: Run, note: str) -> Outcome:
+    def _never_started(self, session: Session, run: Run, note: str, *, closed: bool = False) -> Outcome:
         keeper = self._keeper
         record = keeper.record_of(session, run)
-        run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note)
+        run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note, closed=closed)
         keeper.settle_soon(session, run)
         return run.outcome
 
@@ -224,9 +225,11 @@ class Calls:
             outcome = await self._explained(sandbox, outcome)
         except StateLost as error:
             outcome = self._lost(session, run, error, started)
-        except ChannelLost:
-            session.astray.add(run.attempt_id)
-            raise
+        except ChannelLost as error:
+            if session.phase not in OVER:  # else it is the end of the session that broke the connection
+                session.astray.add(run.attempt_id)
+                raise
+            outcome = self._lost(session, run, error, started)
         finally:
             session.running = None
             if session.phase is Phase.RUNNING:
@@ -269,7 +272,7 @@ class Calls:
         )
         session.touch(self._keeper.clock.now())
 
-    def _lost(self, session: Session, run: Run, error: StateLost, started: list[tuple[Started, float]]) -> Outcome:
+    def _lost(self, session: Session, run: Run, error: SandboxError, started: list[tuple[Started, float]]) -> Outcome:
         """The sandbox went while it ran. Loses it, unless the session is being closed, which ended it."""
         keeper = self._keeper
         closing = session.phase in OVER
@@ -289,7 +292,7 @@ class Calls:
             ending=Ending.KILLED if closing else Ending.LOST,
         )
 
-    def _cause(self, error: StateLost, closing: bool) -> Cause:
+    def _cause(self, error: SandboxError, closing: bool) -> Cause:
         if closing:
             return Cause(CauseKind.SESSION_CLOSED)
         if isinstance(error, SandboxOutOfMemory):
@@ -331,9 +334,11 @@ class Calls:
                 outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
             except StateLost as error:
                 outcome = self._lost(session, run, error, [])
-            except ChannelLost:
-                session.astray.add(run.attempt_id)
-                raise
+            except ChannelLost as error:
+                if session.phase not in OVER:
+                    session.astray.add(run.attempt_id)
+                    raise
+                outcome = self._lost(session, run, error, [])
             except AttemptUnknown:
                 note = "the host stopped before this call reached the sandbox; nothing ran"
                 outcome = never_started_outcome(

@@ -449,7 +449,7 @@ def _read_error(frame: codec.Fields) -> SandboxError:
         case "unknown":
             return AttemptUnknown("the sandbox knows no such attempt")
         case "busy":
-            return NoCapacity("too many calls of this session wait; try again later")
+            return NoCapacity("too many calls of this session wait")
         case "bad_request":
             return CallRefused(message)
         case "not_found":

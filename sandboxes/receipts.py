@@ -48,8 +48,10 @@ def lost_outcome(
     return Outcome(receipt, notes=(note,) if note else ())
 
 
-def never_started_outcome(session: SessionRecord, attempt: AttemptRecord, now: float, note: str) -> Outcome:
-    """It was taken back before its code ran."""
+def never_started_outcome(
+    session: SessionRecord, attempt: AttemptRecord, now: float, note: str, *, closed: bool = False
+) -> Outcome:
+    """It was taken back before its code ran. `closed`: because its session was, with what that had."""
     receipt = Receipt(
         session=str(session.key),
         epoch=session.epoch,
@@ -60,7 +62,7 @@ def never_started_outcome(session: SessionRecord, attempt: AttemptRecord, now: f
         started_at=None,
         ended_at=now,
         ending=Ending.NEVER_STARTED,
-        state=State.KEPT,
-        cause=Cause(CauseKind.CANCEL),
+        state=State.LOST if closed else State.KEPT,
+        cause=Cause(CauseKind.SESSION_CLOSED if closed else CauseKind.CANCEL),
     )
     return Outcome(receipt, notes=(note,))

@@ -31,6 +31,8 @@ from toolhost.transport.sse import SseTransport
 
 log = logging.getLogger("toolhost.app")
 
+MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/messages")
+
 
 class HostApp:
     """The ASGI application of one host."""
@@ -168,7 +170,12 @@ def _on_error(_request: Request, error: Exception) -> Response:
     return response
 
 
-def _on_http_error(_request: Request, error: Exception) -> Response:
+def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = "nothing is served at this path" if error.status_code == 404 else error.detail
+    if error.status_code == 404 and error.detail == "Not Found" and request.url.path.startswith(MODEL_PATHS):
+        message = (
+            "this is a tool host, not a model server: send the request to vLLM, which calls this host. Both listen on "
+            "port 8000 by default: start vLLM with --port 8001, or this host with another --listen"
+        )
     return JSONResponse({"error": {"code": "http", "message": message}}, error.status_code, error.headers)

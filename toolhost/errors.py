@@ -104,5 +104,6 @@ def http_for(error: BaseException) -> tuple[int, dict[str, object], tuple[tuple[
     message = getattr(error, "message", "") if found is not UNEXPECTED else "the tool host failed"
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, sandbox.NoCapacity):
-        headers = (("retry-after", str(max(1, round(error.retry_after_s)))),)
+        retry_s = max(1, round(error.retry_after_s))
+        headers, message = (("retry-after", str(retry_s)),), f"{message}; retry in {retry_s} s"
     return found.status, {"error": {"code": found.code, "message": message}}, headers

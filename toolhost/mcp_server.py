@@ -179,6 +179,8 @@ class ToolSet:
         for one in served:
             self._served.setdefault(one.shown.name, one)
         listed = [tool_on_wire(one.shown) for one in self._served.values() if one.listed]
+        names = {one.namespace.name for one in served}
+        self._only = names.pop() if len(names) == 1 else None
         self._flags = {tool["name"]: tool for tool in listed}
         self.listing: dict[str, Any] = {"tools": listed}
 
@@ -244,7 +246,7 @@ class ToolSet:
         try:
             return self._find(name).namespace.name
         except BadArguments:
-            return None
+            return self._only  # a server of one namespace is what the client spoke to
 
     def _flagged(self, result: HandlerResult) -> HandlerResult:
         if isinstance(result, dict):

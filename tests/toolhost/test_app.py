@@ -19,7 +19,7 @@ async def test_the_deep_check_asks_the_sandboxes_and_tells_what_is_wrong(host: H
     host.manager.unhealthy = NoCapacity("no room", retry_after_s=3)
     answer = await request(host.port, "/healthz")
     assert answer.status == 503
-    assert answer.json()["error"] == {"code": "no_capacity", "message": "no room"}
+    assert answer.json()["error"] == {"code": "no_capacity", "message": "no room; retry in 3 s"}
     assert answer.header("retry-after") == "3"
 
 
@@ -61,6 +61,14 @@ async def test_what_is_not_there_is_told_in_json(host: Host, path: str, status: 
     answer = await request(host.port, path)
     assert (answer.status, answer.json()["error"]["code"]) == (status, code)
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/models", "/v1/responses/resp_1"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_request_that_was_meant_for_the_model_server_is_told_so(host: Host, path: str, method: str) -> None:
+    answer = await request(host.port, path, method=method)
+    assert answer.status == 404
+    assert "--port 8001" in answer.json()["error"]["message"]
 
 
 async def test_an_expired_attempt_is_gone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,3 +134,12 @@ def test_a_receipt_is_plain_json_values() -> None:
     meta = receipt_meta(outcome(Ending.TIMED_OUT, cause=Cause(CauseKind.DEADLINE, rung=Rung.KILL)).receipt)
     assert meta["ending"] == "timed_out"
     assert meta["cause"]["rung"] == "kill"
+
+
+@pytest.mark.parametrize("ending", [Ending.LOST, Ending.KILLED, Ending.NEVER_STARTED])
+def test_a_call_that_its_session_s_end_cut_off_is_not_told_that_anything_is_kept(ending: Ending) -> None:
+    note = "the session was closed because its client cleaned it up; its variables and files are gone"
+    text = render(outcome(ending, state=State.LOST, cause=Cause(CauseKind.SESSION_CLOSED), notes=(note,)))
+    assert note in text
+    assert "Its variables and files are gone." in text
+    assert not any(word in text for word in ("kept", "as before", "too."))

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.toolhost.rawclient import Stream
-from toolhost.cli.serve import listening
+from tests.toolhost.standin import StandInManager
+from toolhost.cli.serve import announce, listening
 from toolhost.config import load
 from toolhost.errors import ConfigurationError
-from toolhost.services import only_host
+from toolhost.services import build, only_host
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,6 +70,23 @@ async def test_it_prints_the_flag_for_vllm_and_something_to_try() -> None:
         assert "code_interpreter" in text
 
 
+@pytest.mark.parametrize(("port", "of_vllm"), [(8000, 8001), (8100, 8000)])
+def test_the_printed_commands_do_not_send_the_model_s_requests_to_the_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], port: int, of_vllm: int
+) -> None:
+    class Listener(socket.socket):
+        def getsockname(self) -> tuple[str, int]:
+            return "127.0.0.1", port
+
+    services = build(load(flags={"state_dir": str(tmp_path)}), StandInManager())
+    with Listener() as listener:
+        announce(services, listener)
+    text = capsys.readouterr().out
+    assert f"http://localhost:{of_vllm}/v1/responses" in text
+    assert ("vllm serve openai/gpt-oss-20b --port 8001 " in text) is (of_vllm == 8001)
+    assert f"--tool-server 127.0.0.1:{port}/python" in text
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_in_order_with_a_stream_open_and_a_call_running(number: signal.Signals) -> None:
     async with process("tests.toolhost.serve_standin") as child:
@@ -86,16 +104,19 @@ async def test_a_signal_ends_it_in_order_with_a_stream_open_and_a_call_running(n
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("broken", ["stderr", "stdout", "both"])
 async def test_a_signal_ends_a_host_whose_output_nobody_reads_any_more(number: signal.Signals, broken: str) -> None:
-    ends = {}
+    ends, readers = {}, []
     for name in ("stdout", "stderr"):
         reading, ends[name] = os.pipe()
         if broken in (name, "both"):
             os.close(reading)
+        else:
+            readers.append(reading)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.toolhost.serve_standin", "--port", str(port)),
-        **ends,
+        stdout=ends["stdout"],
+        stderr=ends["stderr"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TOOLHOST_LOG__LEVEL": "debug"},
     )
@@ -111,6 +132,8 @@ async def test_a_signal_ends_a_host_whose_output_nobody_reads_any_more(number: s
         if child.returncode is None:
             child.kill()
             await child.wait()
+        for reading in readers:
+            os.close(reading)
 
 
 async def _answers(port: int) -> bool:

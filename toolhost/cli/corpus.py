@@ -23,7 +23,12 @@ SHOWN_SKIPPED = 10
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file (TOML).")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="Where the index is kept.")]
 
-app = typer.Typer(help="Folders that the browser searches without key or network.", no_args_is_help=True)
+app = typer.Typer(
+    help="Folders that the browser searches without key or network.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()

@@ -130,11 +130,12 @@ def _environment(settings: Settings) -> Iterator[Finding]:
 
 
 def _backend(settings: Settings) -> Iterator[Finding]:
-    # An owner made up for this: looking must not make the state directory.
+    # An owner and a state directory made up for this: looking must not make the real ones.
     owner = Owner("doctor", b"doctor")
     try:
-        backend = create_backend(settings, owner)
-        problems = asyncio.run(_probe(backend))
+        with tempfile.TemporaryDirectory(prefix="toolhost-doctor-") as directory:
+            backend = create_backend(settings.model_copy(update={"state_dir": Path(directory)}), owner)
+            problems, missing = asyncio.run(_probe(backend))
     except (ConfigurationError, SandboxError) as error:
         yield Finding("isolation", "wrong", error.message)
         return
@@ -142,11 +143,21 @@ def _backend(settings: Settings) -> Iterator[Finding]:
         yield Finding("isolation", "wrong" if problem.fatal else "weak", problem.what, problem.mend)
     if not any(problem.fatal for problem in problems):
         yield Finding("isolation", "ok", f"{backend.name} can start sandboxes")
+    if missing:
+        what = f"{backend.name} does not give on this machine: {', '.join(sorted(missing))}"
+        yield Finding(
+            "isolation gaps", "weak", what, "see docs/isolation.md for what each means, and for what gives it"
+        )
 
 
-async def _probe(backend: Backend) -> Sequence[Problem]:
+async def _probe(backend: Backend) -> tuple[Sequence[Problem], frozenset[str]]:
+    """What hinders it, and the guarantees that it does not give: known when nothing hinders it."""
     try:
-        return await backend.probe()
+        problems = await backend.probe()
+        if any(problem.fatal for problem in problems):
+            return problems, frozenset()
+        await backend.open()
+        return problems, backend.differences
     finally:
         await backend.close()
 

@@ -243,18 +243,19 @@ def announce(services: Services, listener: socket.socket) -> None:
     names = [f"{address}{path}/{name}" for name in services.namespaces]
     local = "localhost" if host in ("0.0.0.0", "::") else shown
     local_address = f"[{local}]:{port}" if ":" in local else f"{local}:{port}"
+    vllm_port = " --port 8001" if port == 8000 else ""  # 8000 is vLLM's own default
     lines = [
         f"toolhost listens on {address}",
         "",
         "Give this to vLLM:",
-        f"  vllm serve openai/gpt-oss-20b --tool-server {','.join(names)}",
+        f"  vllm serve openai/gpt-oss-20b{vllm_port} --tool-server {','.join(names)}",
         "",
         "Try it without a model (twice: the variable stays):",
         f"  toolhost call --url {local_address} --session demo \"x = globals().get('x', 0) + 1; x\"",
         "",
         "Then, against vLLM:",
-        "  curl -s http://localhost:8000/v1/responses -H 'content-type: application/json' -d '"
-        '{"model": "openai/gpt-oss-20b", "input": "What is the 1000th prime? Use python.", '
+        f"  curl -s http://localhost:{8001 if vllm_port else 8000}/v1/responses -H 'content-type: application/json' "
+        '-d \'{"model": "openai/gpt-oss-20b", "input": "What is the 1000th prime? Use python.", '
         '"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}\'',
         f"Is this host well?  curl http://{local_address}{path}/healthz",
         "",

@@ -32,7 +32,9 @@ On a terminal there are tables; in a pipe one line a row, values between tabs, s
 A token comes from --token-file, TOOLHOST_CLIENT__TOKEN_FILE or TOOLHOST_CLIENT__TOKEN. The host is the one of --url,
 TOOLHOST_CLIENT__URL, or the `server.listen` of the settings."""
 
-app = typer.Typer(no_args_is_help=True, epilog=EPILOG, rich_markup_mode=None, help="Look into a host that runs.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, epilog=EPILOG, rich_markup_mode=None, help="Look into a host that runs."
+)
 files = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="A session's files.")
 app.add_typer(files, name="files")
 app.command("prune")(prune)
