@@ -161,7 +161,7 @@ async def test_a_body_is_capped(site: Any) -> None:
 @pytest.mark.parametrize(
     ("coding", "body"),
     [
-        ("gzip", gzip.compress(b"hello" * 1000)),
+        ("gzip", gzip.compress(b"hello" * 1000, mtime=0)),
         ("deflate", zlib.compress(b"hello" * 1000)),
         ("deflate", zlib.compress(b"hello" * 1000, wbits=-15)),
         ("identity", b"hello" * 1000),
