@@ -223,7 +223,8 @@ class SessionManager:
         return list(dict.fromkeys(record.key for record in records if record.key.digest().startswith(digest)))
 
     async def attempts(self, key: SessionKey, limit: int = 100) -> Sequence[AttemptRecord]:
-        """A session's receipts, newest first."""
+        """A session's receipts, newest first, with those of calls that have been answered already."""
+        await self._keeper.settled()
         return await self._store.attempts(key, limit=limit)
 
     async def close_session(self, key: SessionKey, reason: CloseReason = CloseReason.OPERATOR) -> bool:
