@@ -29,6 +29,8 @@ from sandboxes.errors import (
     CallRefused,
     ChannelLost,
     ChannelStalled,
+    FileMissing,
+    FileTooLarge,
     NoCapacity,
     SandboxError,
     StateLost,
@@ -431,8 +433,12 @@ def _read_error(frame: codec.Fields) -> SandboxError:
             return AttemptUnknown("the sandbox knows no such attempt")
         case "busy":
             return NoCapacity("too many calls of this session wait; try again later")
-        case "bad_request" | "not_found" | "too_large":
+        case "bad_request":
             return CallRefused(message)
+        case "not_found":
+            return FileMissing(message)
+        case "too_large":
+            return FileTooLarge(message)
         case "claimed" | "unclaimed":
             return StateLost("another sandbox answers in this session's place")
         case "bad_frame" | "bad_version" | "refused":

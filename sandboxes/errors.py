@@ -75,6 +75,14 @@ class CallRefused(SandboxError):
     """This call cannot run as it is; the message tells the model or the client how to correct it."""
 
 
+class FileMissing(CallRefused):
+    """There is no such file in the session."""
+
+
+class FileTooLarge(CallRefused):
+    """A file is over the cap that the caller set, or the session has no room for it."""
+
+
 class AttemptConflict(SandboxError):
     """This attempt id was used before with other arguments. Nothing ran."""
 

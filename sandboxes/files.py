@@ -5,6 +5,7 @@ Above: `manager`, `toolhost.files`. Below: `starter`, `client`.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from sandboxes import codec
 from sandboxes.agent import wire
 from sandboxes.client import AgentClient
-from sandboxes.errors import CallRefused, SessionUnknown, WireError
+from sandboxes.errors import CallRefused, SandboxError, SessionUnknown, WireError
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import OVER
 from sandboxes.spec import SessionRequest
 from sandboxes.starter import Starter
+
+UPLOADS = ".uploads"  # where the agent keeps what is not complete yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,18 @@ class SessionFiles:
             yield piece
 
     async def put(self, path: str, pieces: AsyncIterable[bytes], max_bytes: int) -> int:
-        """Writes a file, aside and then renamed. Makes the session where there is none. Returns its size."""
+        """Writes a file, aside and then renamed. Makes the session where there is none. Returns its size.
+
+        Nothing is left of an upload that ends early: too large, refused, or its pieces raise.
+        """
         client = await self._client(create=True)
-        upload, size, waiting = secrets.token_hex(8), 0, b""
-        async for piece in pieces:
-            waiting += piece
-            while len(waiting) > wire.FILE_PIECE:
-                size = await client.put_file(path, upload, size, waiting[: wire.FILE_PIECE], last=False)
-                waiting = waiting[wire.FILE_PIECE :]
-            if size + len(waiting) > max_bytes:
-                raise CallRefused(f"the file is larger than {max_bytes} bytes")
-        return await client.put_file(path, upload, size, waiting, last=True)
+        upload = secrets.token_hex(8)
+        try:
+            return await _send(client, path, upload, pieces, max_bytes)
+        except BaseException:
+            with contextlib.suppress(SandboxError):
+                await client.remove_file(f"{UPLOADS}/{upload}")
+            raise
 
     async def remove(self, path: str) -> None:
         await (await self._client()).remove_file(path)
@@ -87,6 +91,18 @@ class SessionFiles:
             async with session.turn:
                 sandbox = await self._starter.ensure(session, lambda position: None)
         return await sandbox.client()
+
+
+async def _send(client: AgentClient, path: str, upload: str, pieces: AsyncIterable[bytes], max_bytes: int) -> int:
+    size, waiting = 0, b""
+    async for piece in pieces:
+        waiting += piece
+        while len(waiting) > wire.FILE_PIECE:
+            size = await client.put_file(path, upload, size, waiting[: wire.FILE_PIECE], last=False)
+            waiting = waiting[wire.FILE_PIECE :]
+        if size + len(waiting) > max_bytes:
+            raise CallRefused(f"the file is larger than {max_bytes} bytes")
+    return await client.put_file(path, upload, size, waiting, last=True)
 
 
 def _read_info(fields: codec.Fields) -> FileInfo:

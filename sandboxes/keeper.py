@@ -112,8 +112,15 @@ class Keeper:
                     task.add_done_callback(lambda done: self._opened(request.key, done))
                 session = await asyncio.shield(task)
             if session.phase not in OVER:
+                self._narrow(session, request)
                 return session
             await session.closed.wait()
+
+    def _narrow(self, session: Session, request: SessionRequest) -> None:
+        """A later connection may shorten the time to live that an earlier one asked for, or set the first one."""
+        asked, known = self.bounded_ttl(request), session.record.ttl_s
+        if asked is not None and (known is None or asked < known):
+            session.update(ttl_s=asked)
 
     def _opened(self, key: SessionKey, task: asyncio.Task[Session]) -> None:
         self._opening.pop(key, None)

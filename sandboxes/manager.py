@@ -188,6 +188,7 @@ class SessionManager:
         """Sessions with what is the case now, newest use first. Raises StoreUnavailable where closed ones are asked."""
         which = which or SessionFilter()
         live = [session for session in self._keeper.sessions.values() if which.matches(session.info().live)]
+        live = sorted(live, key=lambda session: -session.used_at)[: which.limit]  # the engine is asked for these only
         gate = asyncio.Semaphore(USAGES_AT_ONCE)
 
         async def info(session: Session) -> SessionInfo:
@@ -210,6 +211,14 @@ class SessionManager:
         if record is None:
             raise SessionUnknown("no session of this key is known", session=str(key))
         return SessionInfo(record, Phase(record.phase))
+
+    async def find(self, digest: str) -> Sequence[SessionKey]:
+        """The keys whose digest begins with this text: the open ones, or else closed ones. Raises StoreUnavailable."""
+        found = [key for key in self._keeper.sessions if key.digest().startswith(digest)]
+        if found:
+            return found
+        records = await self._store.list(SessionFilter(include_closed=True, limit=self._settings.max_records))
+        return list(dict.fromkeys(record.key for record in records if record.key.digest().startswith(digest)))
 
     async def attempts(self, key: SessionKey, limit: int = 100) -> Sequence[AttemptRecord]:
         """A session's receipts, newest first."""
@@ -259,13 +268,23 @@ class SessionManager:
         """A session's files, through its agent."""
         return SessionFiles(self._keeper, self._starter, _request(key))
 
+    async def resource_state(self, key: SessionKey, name: str) -> bytes | None:
+        """The committed state of an open session's resource, None when it has none. Makes and touches nothing.
+
+        Raises SessionUnknown, StoreUnavailable.
+        """
+        self._known(key)
+        return await self._store.get_resource(key, name)
+
     @property
     def counts(self) -> dict[str, int]:
-        """For gauges: sessions by phase, `pool` (ready) and `waiting` (for a sandbox)."""
+        """For gauges: sessions by phase, `pool` (ready), `waiting` (for a sandbox), `held` of `places`."""
         counts: dict[str, int] = {phase.value: 0 for phase in Phase}
         for session in self._keeper.sessions.values():
             counts[session.phase] += 1
-        return {**counts, "pool": self._pool.ready, "waiting": self._admission.waiting}
+        admission = self._admission
+        places = {"held": admission.held, "places": admission.total}
+        return {**counts, "pool": self._pool.ready, "waiting": admission.waiting, **places}
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -282,6 +301,9 @@ class SessionManager:
             except SessionOver:
                 if attachment.cleanups != cleanups:
                     raise CallRefused("the session was cleaned up while this call waited; it did not run") from None
+            except SandboxError as error:
+                self._keeper.observer.failed("call", error)
+                raise
             finally:
                 attachment.runs.remove((session, run))
                 session.touch(self._clock.now())

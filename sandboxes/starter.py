@@ -17,6 +17,7 @@ from sandboxes.lifecycle import LIVE, OVER, Phase, Transition
 from sandboxes.pool import Pool
 from sandboxes.sandbox import Sandbox, describe
 from sandboxes.session import Session
+from sandboxes.stores.base import SessionRecord
 
 
 class SessionOver(Exception):
@@ -143,5 +144,10 @@ class Starter:
 
 def launch_key(session: Session) -> str:
     """What an incarnation of a session is launched under, and its workspace named: the same from any host."""
-    text = f"{session.key}\n{session.record.incarnation}"
+    return workspace_name(session.record)
+
+
+def workspace_name(record: SessionRecord) -> str:
+    """See `launch_key`."""
+    text = f"{record.key}\n{record.incarnation}"
     return "s-" + hashlib.sha256(text.encode()).hexdigest()[:32]

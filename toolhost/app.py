@@ -18,14 +18,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sandboxes.errors import SandboxError
-from sandboxes.spec import KeyKind, SessionKey
-from toolhost import __version__
+from toolhost import __version__, admin, citations, files
 from toolhost.config import is_loopback
 from toolhost.errors import Refused, http_for
-from toolhost.identity import SESSION_ID
 from toolhost.mcp_server import create_server
+from toolhost.metrics import CONTENT_TYPE
 from toolhost.namespaces.prompts import all_instructions
-from toolhost.namespaces.render import receipt_meta, render
 from toolhost.services import Services
 from toolhost.transport.asgi import Receive, Scope, Send, address_of, refuse
 from toolhost.transport.http import HttpTransport
@@ -149,29 +147,19 @@ def _routes(services: Services) -> list[Route]:
             return JSONResponse({"status": "unhealthy", **body}, 503, dict(headers))
         return JSONResponse({"status": "healthy", "version": __version__})
 
-    async def attempt(request: Request) -> Response:
-        principal = services.auth.authenticate(request.scope["headers"], address_of(request.scope))
-        key = _key(principal.name, request.path_params.get("kind"), request.path_params["id"])
-        outcome = await services.sessions.collect(key, request.path_params["attempt"])
-        return JSONResponse({"receipt": receipt_meta(outcome.receipt), "text": render(outcome)})
+    async def metrics(request: Request) -> Response:
+        services.auth.authenticate(request.scope["headers"], address_of(request.scope))
+        return Response(services.metrics.render(), media_type=CONTENT_TYPE)
 
+    shared = (services.sessions, services.auth, services.settings)
     return [
         Route("/livez", live),
         Route("/healthz", healthy),
-        Route("/v1/sessions/{id}/attempts/{attempt}", attempt),
-        Route("/v1/sessions/{kind}/{id}/attempts/{attempt}", attempt),
+        Route("/metrics", metrics),
+        *citations.routes(*shared),
+        *admin.routes(*shared),
+        *files.routes(*shared),
     ]
-
-
-def _key(principal: str, kind: str | None, ident: str) -> SessionKey:
-    """The key that a path names; without a kind the id is one that came as x-session-id."""
-    try:
-        found = KeyKind(kind or KeyKind.REQUEST)
-    except ValueError:
-        raise Refused(404, f"no kind of session {kind!r}: request, retained or connection") from None
-    if not SESSION_ID.fullmatch(ident):
-        raise Refused(400, "not a session id: 1 to 128 characters of A-Z a-z 0-9 . _ : -")
-    return SessionKey(principal, found, ident)
 
 
 def _on_error(_request: Request, error: Exception) -> Response:

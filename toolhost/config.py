@@ -15,14 +15,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from toolhost.errors import ConfigurationError
 
 PREFIX = "TOOLHOST_"
+SEARCH_KEYS = {
+    f"{name}_api_key": f"{name.upper()}_API_KEY" for name in ("exa", "tavily", "brave")
+}  # as services name them
 Seconds = Annotated[float, Field(gt=0, le=366 * 86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 PathPrefix = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 
 
@@ -44,6 +48,7 @@ class ServerSettings(Group):
     ping_s: float = Field(10.0, gt=0, le=15, description="a comment on idle streams at least this often")
     shutdown_s: Seconds = Field(20.0, description="bound of a graceful stop")
     max_calls: Count = Field(32, description="calls in flight on one connection")
+    max_file_bytes: int = Field(1 << 30, ge=1, description="largest file or archive, up or down")
 
     @field_validator("listen")
     @classmethod
@@ -75,6 +80,42 @@ class PythonSettings(Group):
     max_characters: int = Field(20_000, ge=200, description="longer output is cut in the middle")
     instructions: str | None = Field(None, description="replaces the prompt text")
     preimports: tuple[str, ...] = Field((), description="modules loaded before an interpreter is ready")
+
+
+class BrowserSettings(Group):
+    """What the browser may open and how much it keeps to."""
+
+    web: bool = Field(True, description="open pages of the Internet; false: what the corpus has, only")
+    deadline_s: Seconds = Field(60.0, description="a page's time: fetching, retries, turning it into text")
+    allow_domains: tuple[str, ...] = Field((), description="only these and their subdomains; none: all")
+    deny_domains: tuple[str, ...] = Field((), description="never these and their subdomains")
+    only_seen: bool = Field(False, description="open only URLs that a search or a page of the session showed")
+    allow_networks: tuple[IPvAnyNetwork, ...] = Field((), description="networks that are permitted though not public")
+    ports: tuple[Port, ...] = Field((80, 443, 8080, 8443), description="ports that may be connected to")
+    proxy: str | None = Field(None, description="http://HOST:PORT for all pages; its address must be permitted")
+    max_page_bytes: int = Field(20 << 20, ge=1024, description="of one page, decompressed")
+    vocabulary_dir: Path | None = Field(None, description="folder with o200k_base.tiktoken, for exact page windows")
+    instructions: str | None = Field(None, description="replaces the prompt text")
+
+
+class SearchSettings(Group):
+    """Where search results come from. Keys are also taken from EXA_API_KEY, TAVILY_API_KEY and BRAVE_API_KEY."""
+
+    provider: Literal["auto", "exa", "tavily", "brave", "searxng", "ddgs", "corpus"] = "auto"
+    exa_api_key: SecretStr | None = None
+    tavily_api_key: SecretStr | None = None
+    brave_api_key: SecretStr | None = None
+    searxng_url: str | None = Field(None, description="an instance of yours, for example http://searx.example:8888")
+    keyless: bool = Field(False, description="permit online search without a key (the extra ddgs)")
+    deadline_s: Seconds = Field(30.0, description="a search's time, all providers and retries together")
+    corpus_file: Path | None = Field(None, description="the corpus' index; none: corpus.sqlite in state_dir")
+
+    @field_validator("searxng_url")
+    @classmethod
+    def _searxng_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return value
 
 
 class SandboxSettings(Group):
@@ -114,6 +155,28 @@ class AuthSettings(Group):
     insecure: bool = Field(False, description="serve beyond this machine without tokens")
     retained_keys: Literal["random", "any"] = Field("random", description="off loopback: long random keys, or any")
     failures_per_minute: Count = 30
+
+
+class TelemetrySettings(Group):
+    """What is measured. Metrics are always there, at /metrics."""
+
+    traces: bool = Field(False, description="spans by OpenTelemetry; its own OTEL_ variables say where to")
+    service_name: str = Field("toolhost", description="how traces name this host")
+
+
+class ClientSettings(Group):
+    """How commands for operators find a host that runs. A host itself does not read these."""
+
+    url: str | None = Field(None, description="http://HOST:PORT/PREFIX; none: what server.listen says")
+    token: SecretStr | None = None
+    token_file: Path | None = Field(None, description="a file with nothing but the token")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return value
 
 
 class BubblewrapSettings(Group):
@@ -180,9 +243,13 @@ class Settings(BaseSettings):
     server: ServerSettings = ServerSettings()  # type: ignore[call-arg]
     log: LogSettings = LogSettings()  # type: ignore[call-arg]
     python: PythonSettings = PythonSettings()  # type: ignore[call-arg]
+    browser: BrowserSettings = BrowserSettings()  # type: ignore[call-arg]
+    search: SearchSettings = SearchSettings()  # type: ignore[call-arg]
     sandbox: SandboxSettings = SandboxSettings()  # type: ignore[call-arg]
     lifecycle: LifecycleSettings = LifecycleSettings()  # type: ignore[call-arg]
     auth: AuthSettings = AuthSettings()  # type: ignore[call-arg]
+    telemetry: TelemetrySettings = TelemetrySettings()  # type: ignore[call-arg]
+    client: ClientSettings = ClientSettings()  # type: ignore[call-arg]
     bubblewrap: BubblewrapSettings = BubblewrapSettings()  # type: ignore[call-arg]
     docker: DockerSettings = DockerSettings()  # type: ignore[call-arg]
     gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
@@ -191,6 +258,11 @@ class Settings(BaseSettings):
     def environment_dir(self) -> Path:
         """Where the embedded sandbox environment is."""
         return self.bubblewrap.environment_dir or default_environment_dir()
+
+    @property
+    def corpus_file(self) -> Path:
+        """Where the index of the corpus is."""
+        return self.search.corpus_file or self.state_dir / "corpus.sqlite"
 
     @classmethod
     def settings_customise_sources(
@@ -226,6 +298,7 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     merged: dict[str, Any] = {}
     origins: dict[tuple[str, ...], str] = {}
     for origin, values in (
+        ("the environment", _search_keys()),  # the least: these variables are not only ours
         (f"settings file {file}", _read_file(file)),
         ("the environment", _Environment(Settings)()),
         ("the command line", _without_none(flags or {})),
@@ -264,6 +337,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _search_keys() -> dict[str, Any]:
+    keys = {field: os.environ[variable] for field, variable in SEARCH_KEYS.items() if os.environ.get(variable)}
+    return {"search": keys} if keys else {}
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:

@@ -58,6 +58,8 @@ TABLE: tuple[tuple[type[Exception], Row], ...] = (
         sandbox.ChannelLost,
         Row(502, "channel_lost", "The code may still run. Check its effects before you run it again."),
     ),
+    (sandbox.FileMissing, Row(404, "file_unknown")),
+    (sandbox.FileTooLarge, Row(413, "file_too_large")),
     (sandbox.CallRefused, Row(400, "call_refused")),
     (sandbox.AttemptConflict, Row(409, "attempt_conflict")),
     (sandbox.AttemptExpired, Row(410, "attempt_expired")),

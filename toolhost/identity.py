@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
 from toolhost.config import Settings
+from toolhost.errors import Refused
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -26,6 +27,11 @@ _OWN = b"x-toolhost-session"
 _SHARED = b"x-session-id"
 _TTL = b"x-toolhost-ttl"
 _CONTENT = b"x-toolhost-content"
+_ALLOW = b"x-toolhost-allow-domains"
+_DENY = b"x-toolhost-deny-domains"
+
+DOMAIN = re.compile(r"(\*?\.)?[\w-]+(\.[\w-]+)*\.?")
+MAX_DOMAINS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,23 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Domains:
+    """What a connection narrows the browser to. Each list of `allow` must have a host; none of `deny` may."""
+
+    allow: tuple[tuple[str, ...], ...] = ()
+    deny: tuple[str, ...] = ()
+
+
+NOT_NARROWED = Domains()
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """Whose session a connection uses, or why it can use none; and whether it takes more than one text block."""
 
     session: SessionRequest | Refusal
     rich: bool = False
+    domains: Domains = NOT_NARROWED
 
 
 def named(headers: Headers, url_session: str | None = None) -> Named | Refusal | None:
@@ -83,8 +101,24 @@ def identify(
     ttl_s = _ttl(headers, settings)
     if isinstance(ttl_s, Refusal):
         return Identity(ttl_s, rich)
+    domains = _domains(headers)
+    if isinstance(domains, Refusal):
+        return Identity(domains, rich)
     key = SessionKey(principal, found.kind, found.id)
-    return Identity(SessionRequest(key, _retention(found), ttl_s), rich)
+    return Identity(SessionRequest(key, _retention(found), ttl_s), rich, domains)
+
+
+def keyed(kind: str, ident: str, *, principal: str, settings: Settings) -> SessionKey:
+    """The key that a URL of the HTTP API names, by the same rules. Raises Refused."""
+    try:
+        found = KeyKind(kind)
+    except ValueError:
+        raise Refused(404, f"no kind of session {kind[:64]!r}: request, retained or connection") from None
+    if not SESSION_ID.fullmatch(ident):
+        raise Refused(400, "not a session id: 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+    if found is KeyKind.RETAINED and (refusal := _guessable(ident, settings)):
+        raise Refused(403, refusal.text)
+    return SessionKey(principal, found, ident)
 
 
 def label(key: SessionKey) -> str:
@@ -138,3 +172,24 @@ def _ttl(headers: Headers, settings: Settings) -> float | Refusal | None:
     if not (math.isfinite(ttl_s) and ttl_s > 0):
         return Refusal("x-toolhost-ttl is not valid: send one positive number of seconds.")
     return min(ttl_s, settings.lifecycle.max_ttl_s)
+
+
+def _domains(headers: Headers) -> Domains | Refusal:
+    """The domain lists of a connection. A header that comes twice narrows twice: whoever adds one cannot widen."""
+    allow: list[tuple[str, ...]] = []
+    deny: list[str] = []
+    for name, value in headers:
+        if name not in (_ALLOW, _DENY):
+            continue
+        found = [item.strip() for item in value.decode("utf-8", "replace").split(",")]
+        found = [item for item in found if item]
+        if not found or len(found) > MAX_DOMAINS or not all(map(DOMAIN.fullmatch, found)):
+            return Refusal(
+                f"{name.decode()} is not valid: send 1 to {MAX_DOMAINS} host names separated by commas, for example "
+                "example.org,docs.python.org; without the header nothing is narrowed."
+            )
+        if name == _ALLOW:
+            allow.append(tuple(found))
+        else:
+            deny += found
+    return Domains(tuple(allow), tuple(deny))

@@ -26,7 +26,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from sandboxes.errors import SandboxError
 from toolhost import __version__
 from toolhost.errors import UNEXPECTED, BadArguments, row, text_for
-from toolhost.identity import label
+from toolhost.identity import NOT_NARROWED, Domains, label
 from toolhost.namespaces.base import CallContext, Namespace, SessionAttachment, Tool, ToolResult
 
 log = logging.getLogger("toolhost.calls")
@@ -51,6 +51,7 @@ class Caller:
     rich: bool = False
     max_calls: int = 32
     calls: int = 0
+    domains: Domains = NOT_NARROWED
 
     def refusing(self, reason: str) -> Caller:
         """The same connection, for one message whose call must not run."""
@@ -127,7 +128,8 @@ class ToolSet:
         try:
             namespace, tool = self._find(name)
             arguments, meta = _mapping(params, "arguments"), _mapping(params, "_meta")
-            return await namespace.call(tool, arguments, CallContext(caller.attachment, meta, caller.rich))
+            around = CallContext(caller.attachment, meta, caller.rich, domains=caller.domains)
+            return await namespace.call(tool, arguments, around)
         except (SandboxError, BadArguments) as error:
             return ToolResult(text_for(error), is_error=True, meta={"toolhost/error": row(error).code})
         except Exception as error:

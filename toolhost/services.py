@@ -17,15 +17,19 @@ from filelock import FileLock, Timeout
 from sandboxes.backends.base import Backend
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
-from sandboxes.spec import Outcome, SessionKey, SessionRequest
+from sandboxes.spec import SessionKey, SessionRequest
 from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
+from toolhost.admin import AllSessions
 from toolhost.backends import create_backend, manager_settings
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
+from toolhost.metrics import Metrics
 from toolhost.namespaces import registry
-from toolhost.namespaces.base import Namespace, SessionAttachment
+from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
+from toolhost.observers import Observers
 from toolhost.telemetry import LogObserver
+from toolhost.tracing import traces
 
 log = logging.getLogger("toolhost.services")
 
@@ -34,7 +38,7 @@ class StateDirectoryTaken(ConfigurationError):
     """Another host holds the state directory."""
 
 
-class Sessions(Protocol):
+class Sessions(AllSessions, Protocol):
     """What the host needs of `sandboxes.manager.SessionManager`."""
 
     async def open(self) -> None: ...
@@ -43,7 +47,7 @@ class Sessions(Protocol):
 
     def attach(self, request: SessionRequest) -> SessionAttachment: ...
 
-    async def collect(self, key: SessionKey, attempt_id: str) -> Outcome: ...
+    async def resource_state(self, key: SessionKey, name: str) -> bytes | None: ...
 
     async def health(self) -> None: ...
 
@@ -56,6 +60,7 @@ class Services:
     sessions: Sessions
     namespaces: Mapping[str, Namespace]
     auth: authentication.Authenticator
+    metrics: Metrics
     backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
@@ -67,7 +72,15 @@ class Services:
             return
         if self.backend is not None:
             self._stack.enter_context(only_host(self.settings.state_dir))
-        await self.sessions.open()
+        try:
+            for namespace in self.namespaces.values():
+                if isinstance(namespace, Opened):
+                    self._stack.push_async_callback(namespace.close)
+                    await namespace.open()
+            await self.sessions.open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
         self._stack.push_async_callback(self.sessions.close)
         self._opened = True
 
@@ -87,8 +100,9 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     """Raises ConfigurationError. `sessions`: another session manager than the one that the settings describe."""
     auth = authentication.Authenticator(settings)  # before anything else: an open bind must not start at all
     namespaces = registry.create(settings)
+    metrics = Metrics()
     if sessions is not None:
-        return Services(settings, sessions, namespaces, auth)
+        return Services(settings, sessions, namespaces, auth, metrics)
     owner = _owner(settings)
     backend = create_backend(settings, owner)
     manager = SessionManager(
@@ -96,9 +110,10 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         store=SqliteStore(settings.state_dir / "ledger.sqlite"),
         owner=owner,
         settings=manager_settings(settings),
-        observer=LogObserver(),
+        observer=Observers(LogObserver(), metrics, *traces(settings)),
     )
-    return Services(settings, manager, namespaces, auth, backend)
+    metrics.watch(lambda: manager.counts)
+    return Services(settings, manager, namespaces, auth, metrics, backend)
 
 
 @contextmanager

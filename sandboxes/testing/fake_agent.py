@@ -369,6 +369,7 @@ class FakeAgent:
                 listed = [
                     {"path": name, "size": len(content), "modified": 0.0, "kind": "file"}
                     for name, content in sorted(self.files.items())
+                    if not name.startswith(".uploads/")
                 ]
                 await reply("ok", files=listed)
             case "get" if path not in self.files:
@@ -382,7 +383,7 @@ class FakeAgent:
                     await reply("data", piece=piece)
                 await reply("ok", size=len(content))
             case "put":
-                aside = f".{frame['upload']}"
+                aside = f".uploads/{frame['upload']}"
                 held = self.files.get(aside, b"")[: _integer(frame["offset"])]
                 self.files[aside] = held + base64.b64decode(str(frame["piece"]))
                 size = len(self.files[aside])

@@ -63,6 +63,28 @@ def test_serve_names_setup_when_the_environment_is_missing(installed: Path, tmp_
     assert "Traceback" not in refused.stderr
 
 
+def test_the_wheel_has_the_documentation_that_the_browser_searches_at_first(installed: Path, tmp_path: Path) -> None:
+    indexed = """
+import sys
+from pathlib import Path
+from toolhost.browsing.own_documents import add_own_documents
+from toolhost.browsing.sections import FileConverter
+from toolhost.search.corpus import Corpus
+
+corpus = Corpus(Path(sys.argv[1]), FileConverter())
+add_own_documents(corpus)
+print(*(collection.name for collection in corpus.collections()))
+print(*sorted(hit.url for hit in corpus.search("sandbox browser", 20)))
+corpus.close()
+"""
+    command = [installed / "python", "-c", indexed, str(tmp_path / "corpus.sqlite")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    collections, urls = done.stdout.splitlines()
+    assert collections == "toolhost"
+    assert {"corpus://toolhost/README.md", "corpus://toolhost/browser.md"} <= set(urls.split())
+
+
 def test_setup_then_serve_gives_a_python_that_remembers(installed: Path, tmp_path: Path) -> None:
     made = run(installed, "setup", home=tmp_path, timeout=280)
     assert made.returncode == 0, made.stderr

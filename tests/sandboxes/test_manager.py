@@ -584,6 +584,8 @@ async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: Wo
     assert await notes_of(second) is notes
     notes.content = b"written"
     await first.save("notes")
+    assert await manager.resource_state(first.key, "notes") == b"written"
+    assert await manager.resource_state(first.key, "other") is None
     assert world.sandboxes == []
     await first.cleanup()
     assert not notes.closed
@@ -596,6 +598,8 @@ async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: Wo
     await manager.close_session(again.key)
     assert restored.closed
     assert await world.store.get_resource(again.key, "notes") is None
+    with pytest.raises(SessionUnknown):
+        await manager.resource_state(again.key, "notes")
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------

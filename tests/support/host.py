@@ -56,6 +56,12 @@ class RunningHost:
         return f"http://{self.address}"
 
     def start(self) -> RunningHost:
+        self.spawn()
+        self._wait_until_live()
+        return self
+
+    def spawn(self) -> None:
+        """Starts it without waiting for anything."""
         command = [
             *(self.python, "-m", "toolhost", "serve"),
             *("--listen", self.address, "--state-dir", str(self.state_dir), "--backend", self.backend),
@@ -65,8 +71,6 @@ class RunningHost:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **self.environment}
             )
-        self._wait_until_live()
-        return self
 
     def _wait_until_live(self) -> None:
         deadline = time.monotonic() + READY_S

@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandboxes.errors import AttemptUnknown, SandboxError
+from sandboxes.errors import AttemptUnknown, SandboxError, SessionUnknown
 from sandboxes.events import OnEvent
 from sandboxes.resources import Resource, ResourceFactory
 from sandboxes.spec import (
@@ -46,6 +46,8 @@ class StandInManager:
     unhealthy: SandboxError | None = None
     outcome: Outcome | None = None  # answered instead of running anything
     files: dict[str, bytes] = field(default_factory=dict)
+    resources: dict[tuple[SessionKey, str], Resource] = field(default_factory=dict)
+    saved: dict[tuple[SessionKey, str], bytes] = field(default_factory=dict)  # what a restart would find
     running: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -63,6 +65,11 @@ class StandInManager:
             return self.outcomes[key, attempt_id]
         except KeyError:
             raise AttemptUnknown(f"no attempt {attempt_id!r} in this session") from None
+
+    async def resource_state(self, key: SessionKey, name: str) -> bytes | None:
+        if not any(known == key for known, _ in self.saved):
+            raise SessionUnknown("no open session of this key is known")
+        return self.saved.get((key, name))
 
     async def health(self) -> None:
         self.events.append("health")
@@ -115,10 +122,15 @@ class StandInAttachment:
         return self.manager.files[path]
 
     async def resource(self, name: str, factory: ResourceFactory) -> Resource:
-        return factory(None)
+        found = self.manager.resources.get((self.key, name))
+        if found is None:
+            found = self.manager.resources[self.key, name] = factory(self.manager.saved.get((self.key, name)))
+        return found
 
     async def save(self, name: str) -> None:
-        return None
+        state = self.manager.resources[self.key, name].state()
+        assert state is not None
+        self.manager.saved[self.key, name] = state
 
     async def cleanup(self) -> None:
         await self.manager.note(f"cleanup {self.key}")

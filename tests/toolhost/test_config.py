@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from toolhost.config import Settings, load, split_address
 from toolhost.errors import ConfigurationError
+from toolhost.namespaces import registry
 
 
 def file_with(tmp_path: Path, text: str) -> Path:
@@ -95,3 +96,36 @@ def test_loopback_is_known(listen: str, loopback: bool) -> None:
 def test_every_setting_has_a_default() -> None:
     values: dict[str, Any] = Settings().model_dump()
     assert set(values) >= {"server", "python", "sandbox", "lifecycle", "auth", "bubblewrap", "docker"}
+
+
+def test_search_keys_come_from_their_usual_names_last_and_never_show(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EXA_API_KEY", "exa-general")
+    monkeypatch.setenv("TAVILY_API_KEY", "tavily-general")
+    monkeypatch.setenv("BRAVE_API_KEY", "")
+    monkeypatch.setenv("TOOLHOST_SEARCH__TAVILY_API_KEY", "tavily-own")
+    search = load(file_with(tmp_path, '[search]\nexa_api_key = "exa-file"\n')).search
+    assert search.exa_api_key is not None and search.exa_api_key.get_secret_value() == "exa-file"
+    assert search.tavily_api_key is not None and search.tavily_api_key.get_secret_value() == "tavily-own"
+    assert search.brave_api_key is None
+    assert "exa-file" not in repr(search) and "tavily-own" not in repr(search)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[search]\nprovider = 'exa'\n", "API key"),
+        ("[search]\nprovider = 'searxng'\n", "URL"),
+        ("[search]\nsearxng_url = 'searx.example'\n", "http://"),
+        ("[browser]\nallow_networks = ['10.0.0.0/33']\n", "browser.allow_networks"),
+        ("[browser]\nports = [0]\n", "browser.ports"),
+    ],
+)
+def test_a_browser_that_cannot_work_as_it_is_set_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str
+) -> None:
+    monkeypatch.delenv("EXA_API_KEY", raising=False)
+    with pytest.raises(ConfigurationError) as refusal:
+        registry.create(load(file_with(tmp_path, text), {"state_dir": tmp_path}))
+    assert word in refusal.value.message

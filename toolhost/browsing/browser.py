@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import urlsplit
 
 from toolhost.browsing.arguments import as_flag, as_integer, as_text, integer_or_none, shown
 from toolhost.browsing.documents import SOURCE_PREFIX
@@ -193,6 +194,8 @@ class Browser:
             return await self._load(split_fragment(page.links[number])[0], True), -1
         address, fragment = split_fragment(page.links[number])
         kept = self._state.latest(address)
+        if kept is not None and not self._filters.permits(urlsplit(address).hostname or ""):
+            kept = None  # it was opened when more was permitted; loading it says why it is not any more
         found = kept if kept is not None else await self._load(address, False)
         anchor = found.anchor_line(fragment) if fragment else None
         return found, line if anchor is None else min(anchor, len(found.lines) - 1)

@@ -5,6 +5,8 @@ Above it: `browser.Browser`. Below it: `fetch`, `documents` and the search chain
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from toolhost.browsing.documents import Bytes, RenderLimits, to_page
 from toolhost.browsing.errors import FetchError
 from toolhost.browsing.fetch import Fetcher
@@ -35,14 +37,16 @@ class PageLoader:
             FetchError: why there is none.
         """
         if url.lower().startswith(CORPUS_SCHEME):
-            return await self._from_corpus(url)
+            return await self._from_corpus(url, filters)
         if self._fetcher is None:
             raise FetchError("this browser is offline; only search results of the corpus can be opened")
         answer = await self._fetcher.fetch(url, filters)
         document = Bytes(answer.url, answer.content_type, answer.charset, answer.body, answer.truncated)
         return await to_page(document, self._limits, source=source)
 
-    async def _from_corpus(self, url: str) -> Page:
+    async def _from_corpus(self, url: str, filters: Filters) -> Page:
+        if not filters.permits(urlsplit(url).netloc):
+            raise FetchError("this collection is not permitted here: a domain list leaves it out")
         try:
             document = await self._chain.fetch(url)
         except SearchError as error:

@@ -23,12 +23,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stdio": ("toolhost.cli.stdio:stdio", "Serve one desktop client over standard input and output."),
     "setup": ("toolhost.cli.setup:setup", "Make the environment that sandboxes run in (needed once)."),
     "doctor": ("toolhost.cli.doctor:doctor", "Check this machine; say what is wrong and what to type."),
+    "sessions": ("toolhost.cli.sessions:app", "Look into a host that runs, and end what is over."),
     "corpus": ("toolhost.cli.corpus:app", "Index folders that the browser searches without a key."),
     "tokens": ("toolhost.cli.tokens:app", "Make access tokens for a host that others can reach."),
 }
 
 EPILOG = """Typical use:  toolhost setup  →  toolhost serve --listen 0.0.0.0:8000 --tokens-file FILE  →
-vllm serve openai/gpt-oss-20b --tool-server HOST:8000/python"""
+vllm serve openai/gpt-oss-20b --tool-server HOST:8000/python,HOST:8000/browser"""
 
 
 class LazyGroup(typer.core.TyperGroup):

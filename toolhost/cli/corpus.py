@@ -18,7 +18,6 @@ from toolhost.config import load
 from toolhost.errors import ConfigurationError
 from toolhost.search.corpus import AddReport, Corpus, CorpusError
 
-FILE = "corpus.sqlite"
 SHOWN_SKIPPED = 10
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file (TOML).")]
@@ -37,7 +36,7 @@ def _opened(config: Path | None, state_dir: Path | None) -> Iterator[Corpus]:
     """The index of this host; what goes wrong with it becomes one line and exit code 2."""
     try:
         settings = load(config, {"state_dir": state_dir})
-        corpus = Corpus(settings.state_dir / FILE, FileConverter())
+        corpus = Corpus(settings.corpus_file, FileConverter())
     except (ConfigurationError, CorpusError) as error:
         fail(str(error))
     except OSError as error:

@@ -44,8 +44,10 @@ def stdio(
 
 
 async def _serve(settings: Settings) -> None:
+    search = settings.search.model_copy(update={"corpus_file": settings.corpus_file})  # one for all processes
     for number in range(AT_ONCE):
-        services = build(settings.model_copy(update={"state_dir": settings.state_dir / "stdio" / str(number)}))
+        own = {"state_dir": settings.state_dir / "stdio" / str(number), "search": search}
+        services = build(settings.model_copy(update=own))
         try:
             await services.open()
         except StateDirectoryTaken:

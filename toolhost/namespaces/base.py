@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sandboxes.events import OnEvent
 from sandboxes.resources import Resource, ResourceFactory
 from sandboxes.spec import Execution, Outcome, SessionKey
+from toolhost.identity import NOT_NARROWED, Domains
 
 
 class SessionAttachment(Protocol):
@@ -82,12 +83,14 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What surrounds a call. `meta`: its `_meta`, untrusted. `rich`: the client takes more than text."""
+    """What surrounds a call. `meta`: its `_meta`, untrusted. `rich`: the client takes more than text. `domains`: what
+    the connection narrows a browser to."""
 
     attachment: SessionAttachment
     meta: Mapping[str, Any]
     rich: bool = False
     on_event: Callable[..., None] | None = None
+    domains: Domains = NOT_NARROWED
 
 
 class Namespace(Protocol):
@@ -100,6 +103,17 @@ class Namespace(Protocol):
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
         """Runs a tool of this namespace. Raises BadArguments and SandboxError, which become text."""
         ...
+
+
+@runtime_checkable
+class Opened(Protocol):
+    """A namespace that holds something for the whole host. The composition root opens it and closes it, once."""
+
+    async def open(self) -> None:
+        """Before the first call. Raises ConfigurationError."""
+
+    async def close(self) -> None:
+        """After the last call. Never raises."""
 
 
 CLEANUP = Tool(

@@ -10,13 +10,23 @@ from toolhost.errors import ConfigurationError
 from toolhost.namespaces.base import Namespace
 
 # Name to "module:factory"; a factory takes Settings. vLLM dispatches to python, browser and container only.
-NAMESPACES: dict[str, str] = {"python": "toolhost.namespaces.registry:python"}
+NAMESPACES: dict[str, str] = {
+    "python": "toolhost.namespaces.registry:python",
+    "browser": "toolhost.namespaces.registry:browser",
+}
 
 
 def python(settings: Settings) -> Namespace:
     from toolhost.namespaces.python import PythonNamespace
 
     return PythonNamespace(settings.python)
+
+
+def browser(settings: Settings) -> Namespace:
+    from toolhost.browsing.service import BrowserService
+    from toolhost.namespaces.browser import BrowserNamespace
+
+    return BrowserNamespace(BrowserService(settings), instructions=settings.browser.instructions)
 
 
 def create(settings: Settings) -> dict[str, Namespace]:

@@ -132,7 +132,7 @@ class HttpTransport:
             connection_id=own,
             url_session=endpoint.session,
         )
-        caller = Caller(None, rich=True, max_calls=self._settings.server.max_calls)
+        caller = Caller(None, rich=True, max_calls=self._settings.server.max_calls, domains=identity.domains)
         if isinstance(identity.session, Refusal):
             caller.refusal = identity.session.text
             return caller, None

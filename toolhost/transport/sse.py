@@ -148,7 +148,8 @@ class SseTransport:
             connection_id=ident,
             url_session=endpoint.session,
         )
-        caller = Caller(None, rich=identity.rich, max_calls=self._settings.server.max_calls)
+        max_calls = self._settings.server.max_calls
+        caller = Caller(None, rich=identity.rich, max_calls=max_calls, domains=identity.domains)
         if isinstance(identity.session, Refusal):
             caller.refusal = identity.session.text
         else:

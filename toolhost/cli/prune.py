@@ -1,0 +1,185 @@
+"""`toolhost sessions prune`: removes what a dead host left, without a host.
+
+Above: `cli.sessions`. Below: `config`, `services`' parts, sandboxes' public API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sandboxes.backends.base import Backend
+from sandboxes.errors import SandboxError, StoreUnavailable
+from sandboxes.orphans import Left, Verdict, remove, survey
+from sandboxes.owner import Owner
+from sandboxes.stores.base import Store
+from sandboxes.stores.sqlite import SqliteStore
+from toolhost.backends import create_backend, manager_settings
+from toolhost.cli.shown import USAGE, confirm, fail, rows, span, terminal
+from toolhost.config import Settings, load
+from toolhost.errors import ConfigurationError
+from toolhost.identity import label
+from toolhost.services import StateDirectoryTaken, only_host
+
+FAILED, RUNS, INTERRUPTED = 1, 4, 130
+BACKENDS = ("bubblewrap", "docker")
+COLUMNS = ("SANDBOX", "BACKEND", "AGE", "VERDICT", "SESSION", "WHY")
+
+
+def prune(
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file (TOML).")] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The dead host's; as for serve.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this one; default: each that has state there.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what the next start of the host would take up. Asks first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what there is.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Remove the sandboxes that a dead host left and that no start of it would take up.
+
+    Needs no host: it reads the engine, the owner files and the ledger of the state directory. While a host runs there
+    it does nothing, since that host removes its orphans itself. Exit codes: 0 done, also when there was nothing; 1 not
+    confirmed, or something could not be removed; 2 wrong settings; 4 a host runs; 130 interrupted.
+    """
+    flags = {"state_dir": state_dir, "sandbox": {"backend": backend}}
+    try:
+        settings = load(config, flags)
+        if not (settings.state_dir / "owner").exists():
+            typer.echo(f"nothing to prune: no host has used {settings.state_dir}", err=True)
+            return
+        with only_host(settings.state_dir):
+            failed = asyncio.run(_prune(settings, everything=everything, yes=yes, dry_run=dry_run, as_json=as_json))
+    except StateDirectoryTaken:
+        fail(
+            f"a host runs on {settings.state_dir} and removes its orphans itself; end its sessions with "
+            "`toolhost sessions close`, or stop it first",
+            RUNS,
+        )
+    except ConfigurationError as error:
+        fail(error.message, USAGE)
+    except SandboxError as error:
+        fail(error.message, FAILED)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+async def _prune(settings: Settings, *, everything: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
+    """Returns how much could not be removed."""
+    owner = Owner.load(settings.state_dir)
+    failed = 0
+    names = [settings.sandbox.backend] if settings.sandbox.backend != "auto" else _with_state(settings)
+    async with _ledger(settings) as store:
+        for name in names:
+            async with _opened(settings, owner, name) as backend:
+                left = await survey(backend, store, owner, manager_settings(settings), time.time())
+                _show(left, as_json)
+                doomed = _chosen(left, everything=everything, yes=yes, dry_run=dry_run)
+                failed += await _remove(backend, store, doomed)
+    return failed
+
+
+def _with_state(settings: Settings) -> list[str]:
+    return [name for name in BACKENDS if (settings.state_dir / name).is_dir()]
+
+
+@asynccontextmanager
+async def _ledger(settings: Settings) -> AsyncIterator[Store | None]:
+    """The ledger, or None when it cannot be read: then nothing is known to be an orphan."""
+    store = SqliteStore(settings.state_dir / "ledger.sqlite")
+    try:
+        await store.open()
+    except StoreUnavailable as error:
+        typer.echo(f"toolhost: {error.message}; without it every sandbox needs --all to be removed", err=True)
+        yield None
+        return
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def _opened(settings: Settings, owner: Owner, name: str) -> AsyncIterator[Backend]:
+    sandbox = settings.sandbox.model_copy(update={"backend": name})
+    backend = create_backend(settings.model_copy(update={"sandbox": sandbox}), owner)
+    await backend.open()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def _chosen(left: Sequence[Left], *, everything: bool, yes: bool, dry_run: bool) -> list[Left]:
+    orphans = [one for one in left if one.verdict is Verdict.ORPHAN]
+    others = [one for one in left if one.verdict is not Verdict.ORPHAN]
+    if dry_run:
+        return []
+    if not others:
+        return orphans
+    if not everything:
+        typer.echo(f"{len(others)} are left alone: not orphaned. --all removes them too", err=True)
+        return orphans
+    question = f"Remove {len(others)} sandboxes that are not orphaned, with their variables and files?"
+    confirm(question, [_session(one) or one.handle.sandbox_id for one in others], yes)
+    return [*orphans, *others]
+
+
+async def _remove(backend: Backend, store: Store | None, doomed: Sequence[Left]) -> int:
+    failed = 0
+    for one in doomed:
+        try:
+            await remove(backend, store, one, time.time())
+        except SandboxError as error:
+            failed += 1
+            typer.echo(f"toolhost: {one.handle.sandbox_id} is not removed: {error.message}", err=True)
+    if doomed:
+        typer.echo(f"removed {len(doomed) - failed} of {len(doomed)}", err=True)
+    return failed
+
+
+def _session(one: Left) -> str | None:
+    return None if one.record is None else label(one.record.key)
+
+
+def _show(left: Sequence[Left], as_json: bool) -> None:
+    now = time.time()
+    if as_json:
+        typer.echo(json.dumps([_fields(one, now) for one in left], indent=2))
+        return
+    shown = [
+        (one.handle.sandbox_id, one.handle.backend, _age(one, now), one.verdict.value, _session(one), one.why)
+        for one in left
+    ]
+    if shown or not terminal():
+        rows(COLUMNS, shown)
+    else:
+        typer.echo("nothing is left", err=True)
+
+
+def _age(one: Left, now: float) -> object:
+    seconds = max(0.0, now - one.handle.created_at)
+    return span(seconds) if terminal() else round(seconds, 3)
+
+
+def _fields(one: Left, now: float) -> dict[str, Any]:
+    return {
+        "sandbox": one.handle.sandbox_id,
+        "backend": one.handle.backend,
+        "age_s": round(max(0.0, now - one.handle.created_at), 3),
+        "verdict": one.verdict.value,
+        "session": _session(one),
+        "why": one.why,
+    }
