@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -21,7 +21,7 @@ import uvicorn
 from sandboxes.errors import SandboxError
 from toolhost import telemetry
 from toolhost.app import create_app
-from toolhost.config import Settings, load
+from toolhost.config import ServerSettings, Settings, load
 from toolhost.errors import ConfigurationError
 from toolhost.services import Services, build
 
@@ -147,26 +147,48 @@ class HostServer(uvicorn.Server):
 
 def launch(services: Services, listener: socket.socket) -> int:
     """Runs the host until it is told to stop. Returns the exit code. Raises SandboxError when it cannot start."""
-    settings = services.settings
     app = create_app(services)
+    return run_until_stopped(
+        app,
+        services.settings.server,
+        listener,
+        opening=services.open,
+        stopping=app.close,
+        closing=services.close,
+        started=lambda: announce(services, listener),
+    )
+
+
+def run_until_stopped(
+    app: Any,
+    settings: ServerSettings,
+    listener: socket.socket,
+    *,
+    opening: Callable[[], Awaitable[None]],
+    stopping: Callable[[], Awaitable[None]],
+    closing: Callable[[], Awaitable[None]],
+    started: Callable[[], None],
+) -> int:
+    """Runs an application until a signal. `opening` comes before it serves, `stopping` ends what it is doing when it is
+    told to stop, `closing` comes last, also after a failure. Returns the exit code."""
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="on",
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(settings.server.shutdown_s)),
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
     )
-    server = HostServer(config, lambda: announce(services, listener))
+    server = HostServer(config, started)
 
     async def run() -> int:
-        stop = _Stop(asyncio.current_task(), server, app.close, settings.server.shutdown_s)
+        stop = _Stop(asyncio.current_task(), server, stopping, settings.shutdown_s)
         with stop.on_signals():
-            await services.open()
+            await opening()
             try:
                 await server.serve(sockets=[listener])
             finally:
-                await services.close()
+                await closing()
         return 0
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,8 @@ import openai
 import pytest
 import uvicorn
 
+from tests.toolhost.gateway import redis_server as redis_server_module
+from tests.toolhost.gateway.redis_server import RedisServer
 from tests.toolhost.loop.mcp_double import Double, serving
 from toolhost.auth import Authenticator
 from toolhost.config import Settings, load
@@ -108,3 +110,12 @@ async def serve(tool_server: McpToolServer, tmp_path: Path) -> AsyncIterator[Ser
             return served
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    if redis_server_module.PATH is None:
+        pytest.skip("no redis-server on this machine (apt install redis-server)")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
