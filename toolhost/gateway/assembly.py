@@ -17,7 +17,9 @@ from toolhost.gateway.errors import ApiError
 from toolhost.gateway.sealing import Sealer
 from toolhost.gateway.service import Gateway, Parts
 from toolhost.gateway.stores import registry
+from toolhost.loop.errors import RequestError, ToolServerGone
 from toolhost.loop.models.registry import connect
+from toolhost.loop.tool_client import McpToolServer
 from toolhost.loop.tools import ToolServer, ToolServerFactory
 
 MODELS_S = 15.0
@@ -39,6 +41,14 @@ def assemble(settings: GatewaySettings, state_dir: Path, tools: ToolServer | Too
             catalogue=Catalogue(settings.model_url, key),
         )
     )
+
+
+async def connect_tools(settings: GatewaySettings) -> ToolServer:
+    """The tool servers of the settings, listed once. Raises ConfigurationError if one cannot be reached."""
+    try:
+        return await McpToolServer.connect(settings.tools)
+    except (RequestError, ToolServerGone) as error:
+        raise ConfigurationError(f"a tool server cannot be used: {error}") from error
 
 
 class Catalogue:

@@ -102,12 +102,16 @@ class Gateway:
         self._fitter = Fitter(parts.model, settings.context_tokens)
         self.runs = Runs(self._keep, parts.worker, settings.max_background, self._begin, self._resumed)
         self._stack = AsyncExitStack()
+        self._opened = False
 
     async def models(self) -> list[dict[str, Any]]:
         return await self._parts.catalogue.models()
 
     async def open(self) -> None:
-        """Raises StoreError."""
+        """Start what runs; once, however often it is called. Raises StoreError."""
+        if self._opened:
+            return
+        self._opened = True
         self._stack.push_async_callback(self._parts.model.aclose)
         self._stack.push_async_callback(self.store.close)
         await self.store.open()

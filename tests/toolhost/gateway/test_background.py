@@ -126,7 +126,11 @@ async def test_a_background_request_that_cannot_run_is_refused_at_once(serve: Se
     served = await serve([])
     with pytest.raises(openai.BadRequestError) as caught:
         await served.client.responses.create(
-            model="fake", input="Hi", background=True, tools=[{"type": "mcp", "server_label": "python"}], tool_choice={"type": "function", "name": "no"},
+            model="fake",
+            input="Hi",
+            background=True,
+            tools=[{"type": "mcp", "server_label": "python"}],
+            tool_choice={"type": "function", "name": "no"},
         )
     assert caught.value.param == "tool_choice"
     assert not await served.gateway.store.due()

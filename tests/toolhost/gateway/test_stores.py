@@ -37,7 +37,9 @@ async def test_a_row_is_what_was_written_with_its_version(store: Store) -> None:
     assert [row and row.version for row in await store.get_many(["a/1", "a/2"])] == [2, None]
 
 
-@pytest.mark.parametrize("wrong", [Put("a/1", {}, 0), Put("a/1", {}, 2), Check("a/1", 7), Remove("a/1", 3), Append("a/1", 1, ["x"])])
+@pytest.mark.parametrize(
+    "wrong", [Put("a/1", {}, 0), Put("a/1", {}, 2), Check("a/1", 7), Remove("a/1", 3), Append("a/1", 1, ["x"])]
+)
 async def test_a_conflict_writes_nothing_of_all_changes(store: Store, wrong: object) -> None:
     await store.write(Put("a/1", {"kept": True}, 0))
     with pytest.raises(Conflict) as caught:
