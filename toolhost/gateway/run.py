@@ -246,7 +246,7 @@ class Run:
             transcript = await self._taps.shown(transcript)
         turn = {
             "principal": record.principal,
-            "items": transcript,
+            "items": [*_lists(record.response["output"]), *transcript],
             "client": items if unit is not None and unit.public else None,
             "final": True,
         }
@@ -378,6 +378,15 @@ def wire_text(value: Any) -> str:
         return wire_json(value)
     except PydanticSerializationError:
         return json.dumps(value.model_dump(by_alias=True, exclude_unset=True))
+
+
+def _lists(output: Sequence[Item]) -> list[Item]:
+    """Which servers' tools the client has been shown: they are not listed again along the chain."""
+    return [
+        {"type": "mcp_list_tools", "server_label": item["server_label"]}
+        for item in output
+        if item["type"] == "mcp_list_tools" and not item.get("error")
+    ]
 
 
 def _first_text(items: Sequence[Item]) -> str:

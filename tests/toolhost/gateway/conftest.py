@@ -82,32 +82,37 @@ async def tool_server(double: Double) -> McpToolServer:
     return await McpToolServer.connect([*endpoints, Endpoint.parse(f"http://{double.at('files')}/mcp")])
 
 
+@asynccontextmanager
+async def gateway_over(
+    tools: McpToolServer, state_dir: Path, rounds: Rounds, tokens: Path | None = None, **gateway: Any
+) -> AsyncIterator[Served]:
+    """A gateway over a fake model with this script, on this state directory; `gateway` are its settings."""
+    async with AsyncExitStack() as stack:
+        model, model_url = await stack.enter_async_context(fake_model.serving(rounds))
+        flags = {
+            "state_dir": str(state_dir),
+            "gateway": {"model_url": model_url, "model": "fake", **gateway},
+            "auth": {"tokens_file": tokens},
+        }
+        settings = load(flags=flags)
+        made = assemble(settings.gateway, settings.state_dir, tools)
+        stack.push_async_callback(made.close)
+        url = await stack.enter_async_context(running(create_app(made, Authenticator(settings), settings)))
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+        served = Served(made, url, model, settings, client, http, [client])
+        yield served
+        for one in served.clients:
+            await one.close()
+
+
 @pytest.fixture
 async def serve(tool_server: McpToolServer, tmp_path: Path) -> AsyncIterator[Serve]:
-    """`serve(rounds, **gateway settings)`: a gateway over a fake model with this script."""
+    """`serve(rounds, **gateway settings)`: see `gateway_over`."""
     async with AsyncExitStack() as stack:
 
-        async def start(rounds: Rounds, tokens: Path | None = None, **gateway: Any) -> Served:
-            model, model_url = await stack.enter_async_context(fake_model.serving(rounds))
-            flags = {
-                "state_dir": str(tmp_path / "state"),
-                "gateway": {"model_url": model_url, "model": "fake", **gateway},
-                "auth": {"tokens_file": tokens},
-            }
-            settings = load(flags=flags)
-            made = assemble(settings.gateway, settings.state_dir, tool_server)
-            url = await stack.enter_async_context(running(create_app(made, Authenticator(settings), settings)))
-            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-            http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
-            stack.push_async_callback(client.close)
-            served = Served(made, url, model, settings, client, http)
-
-            async def close_clients() -> None:
-                for one in served.clients:
-                    await one.close()
-
-            stack.push_async_callback(close_clients)
-            return served
+        async def start(rounds: Rounds, **options: Any) -> Served:
+            return await stack.enter_async_context(gateway_over(tool_server, tmp_path / "state", rounds, **options))
 
         yield start
 
