@@ -194,6 +194,7 @@ class DockerSettings(Group):
 class GatewaySettings(Group):
     """The Responses gateway."""
 
+    enabled: bool = Field(False, description="`toolhost serve` serves /v1/responses too")
     model_url: str | None = Field(None, description="the model server, up to /v1")
     dialect: Literal["chat", "responses", "anthropic"] = Field("chat", description="what the model server speaks")
     model: str | None = Field(None, description="the model for requests that name none; none: the server's first")

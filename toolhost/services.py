@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -30,6 +30,9 @@ from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
 from toolhost.telemetry import LogObserver
 from toolhost.tracing import traces
+
+if TYPE_CHECKING:
+    from toolhost.gateway.service import Gateway
 
 log = logging.getLogger("toolhost.services")
 
@@ -62,6 +65,7 @@ class Services:
     auth: authentication.Authenticator
     metrics: Metrics
     backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
+    gateway: Gateway | None = None  # /v1/responses in this process
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
 
@@ -78,10 +82,13 @@ class Services:
                     self._stack.push_async_callback(namespace.close)
                     await namespace.open()
             await self.sessions.open()
+            self._stack.push_async_callback(self.sessions.close)
+            if self.gateway is not None:
+                self._stack.push_async_callback(self.gateway.close)
+                await self.gateway.open()
         except BaseException:
             await self._stack.aclose()
             raise
-        self._stack.push_async_callback(self.sessions.close)
         self._opened = True
 
     def notices(self) -> list[str]:
@@ -113,7 +120,18 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         observer=Observers(LogObserver(), metrics, *traces(settings)),
     )
     metrics.watch(lambda: manager.counts)
-    return Services(settings, manager, namespaces, auth, metrics, backend)
+    gateway = _gateway(settings, namespaces, manager) if settings.gateway.enabled else None
+    return Services(settings, manager, namespaces, auth, metrics, backend, gateway)
+
+
+def _gateway(settings: Settings, namespaces: Mapping[str, Namespace], sessions: Sessions) -> Gateway:
+    """The Responses gateway over this host's own namespaces. Its packages are an extra, loaded when it is wanted."""
+    try:
+        from toolhost.gateway.assembly import assemble
+        from toolhost.tool_factory import ToolFactory
+    except ImportError as error:
+        raise ConfigurationError("--gateway needs more packages: pip install 'toolhost[gateway]'") from error
+    return assemble(settings.gateway, settings.state_dir, ToolFactory(namespaces, sessions.attach, settings))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from tests.toolhost.loop.mcp_double import serving
 from toolhost.loop import fake_model
 
 PYTHON: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
+CALL: dict[str, Any] = {"name": "python", "arguments": {"code": "print(6 * 7)"}}
 TALKERS = 3
 
 
@@ -32,7 +33,12 @@ async def test_every_exposed_id_is_in_a_true_state_after_each_of_thirty_kills(tm
 
 async def kills(directory: Path, seeds: range) -> None:
     rounds: list[dict[str, Any]] = [
-        {"text": "Thinking", "calls": [{"name": "python", "arguments": {"code": "print(6 * 7)"}}], "when": "odd", "keep": True},
+        {
+            "text": "Thinking",
+            "calls": [{"name": "python", "arguments": {"code": "print(6 * 7)"}}],
+            "when": "odd",
+            "keep": True,
+        },
         {"text": "a plain answer of a few words", "chunk": 3, "keep": True},
     ]
     async with serving() as double, fake_model.serving(rounds) as (_, url):

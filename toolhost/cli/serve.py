@@ -22,7 +22,7 @@ from sandboxes.errors import SandboxError
 from toolhost import telemetry
 from toolhost.app import create_app
 from toolhost.config import ServerSettings, Settings, load
-from toolhost.errors import ConfigurationError
+from toolhost.errors import ConfigurationError, ToolhostError
 from toolhost.services import Services, build
 
 CANNOT_START = 2
@@ -60,6 +60,12 @@ def serve(
     allowed_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Host header to accept (again for more).")
     ] = None,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Serve /v1/responses too, over --model-url and these tools.")
+    ] = False,
+    model_url: Annotated[
+        str | None, typer.Option("--model-url", metavar="URL", help="The gateway's model server, up to /v1.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or text.")] = None,
 ) -> None:
@@ -79,6 +85,7 @@ def serve(
         "auth": {"tokens_file": tokens_file, "insecure": insecure or None},
         "sandbox": {"backend": backend, "memory_bytes": memory << 20 if memory is not None else None},
         "python": {"timeout_s": timeout},
+        "gateway": {"enabled": gateway or None, "model_url": model_url},
         "lifecycle": {"max_sessions": max_sessions, "pool": pool},
         "log": {"level": log_level, "format": log_format},
     }
@@ -87,7 +94,7 @@ def serve(
         with listening(settings) as listener:
             telemetry.configure(settings.log)
             code = launch(build(settings), listener)
-    except (ConfigurationError, SandboxError) as error:
+    except (ToolhostError, SandboxError) as error:
         fail(error.message)
     raise typer.Exit(code)
 

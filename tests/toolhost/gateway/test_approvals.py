@@ -1,4 +1,4 @@
-"""Consent through the gateway: it waits through a restart, the stored call runs once, foreign and used ids open nothing."""
+"""Consent through the gateway: it waits through a restart, runs the stored call once, and only for its principal."""
 
 from __future__ import annotations
 

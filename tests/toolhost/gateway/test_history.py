@@ -1,4 +1,4 @@
-"""What the model is sent: the three forms of one talk are equal, reasoning travels sealed, long histories are cut whole."""
+"""What the model is sent: three forms of one talk are equal, reasoning travels sealed, long histories are cut whole."""
 
 from __future__ import annotations
 

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolhost.errors import ToolhostError
 
-class StoreError(Exception):
+
+class StoreError(ToolhostError):
     """The store cannot be reached or used now; the message says what to do."""
 
 
