@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import signal
 import time
 from collections.abc import AsyncIterator
 
@@ -30,15 +31,16 @@ from sandboxes.errors import (
     ChannelLost,
     NoCapacity,
     SandboxError,
+    SandboxOutOfMemory,
     StateLost,
 )
 from sandboxes.events import ExecutionEvent, OnEvent, Queued, Started
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import OVER, Phase, Transition
-from sandboxes.receipts import lost_outcome, never_started_outcome
+from sandboxes.receipts import lost_outcome, never_started_outcome, of_memory
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Run, Session
-from sandboxes.spec import CauseKind, Ending, Execution, Outcome
+from sandboxes.spec import Cause, CauseKind, Ending, Execution, Outcome
 from sandboxes.starter import SessionOver, Starter
 from sandboxes.stores.base import AttemptRecord
 
@@ -209,6 +211,7 @@ class Calls:
                 queued_at=run.queued_at,
                 on_event=on_event,
             )
+            outcome = await self._explained(sandbox, outcome)
         except StateLost as error:
             outcome = self._lost(session, run, error, started)
         except ChannelLost:
@@ -227,10 +230,19 @@ class Calls:
         if session.record.lost_reason is not None and receipt.ending is not Ending.LOST:
             outcome = dataclasses.replace(outcome, state_lost_before=session.record.lost_reason)
             session.update(lost_reason=None)
+            keeper.save_soon(session)  # it is not to be told again
         self._note(session, outcome)
         run.outcome = outcome
         keeper.observer.execution_ended(session.key, receipt)
         keeper.settle_soon(session, run)
+        return outcome
+
+    async def _explained(self, sandbox: Sandbox, outcome: Outcome) -> Outcome:
+        """Where the agent cannot see the sandbox's control group, only the engine knows why a process was killed."""
+        cause = outcome.receipt.cause
+        killed = cause is not None and cause.kind is CauseKind.SIGNAL and cause.signal == signal.SIGKILL
+        if outcome.receipt.ending is Ending.KILLED and killed and await sandbox.ran_out_of_memory():
+            return of_memory(outcome, self._keeper.settings.spec.limits.memory_bytes)
         return outcome
 
     def _note(self, session: Session, outcome: Outcome) -> None:
@@ -258,9 +270,16 @@ class Calls:
             note=note,
             sequence=started[-1][0].sequence if started else session.record.sequence + 1,
             started_at=started[-1][1] if started else None,
-            kind=CauseKind.CANCEL if closing else CauseKind.SANDBOX_LOST,
+            cause=self._cause(error, closing),
             ending=Ending.KILLED if closing else Ending.LOST,
         )
+
+    def _cause(self, error: StateLost, closing: bool) -> Cause:
+        if closing:
+            return Cause(CauseKind.CANCEL)
+        if isinstance(error, SandboxOutOfMemory):
+            return Cause(CauseKind.OUT_OF_MEMORY, limit=self._keeper.settings.spec.limits.memory_bytes)
+        return Cause(CauseKind.SANDBOX_LOST)
 
     async def _known(self, session: Session, run: Run) -> Outcome | None:
         """What the ledger has of an attempt with an id of the caller's. Raises AttemptConflict, AttemptExpired."""

@@ -53,6 +53,10 @@ class StateLost(BackendError):
     """The sandbox is gone, or another instance answers in its place: variables are lost."""
 
 
+class SandboxOutOfMemory(StateLost):
+    """The sandbox is gone because it had used all of its memory."""
+
+
 # --- raised by the wire and the client -----------------------------------------------------------------------------
 
 

@@ -224,6 +224,7 @@ class Keeper:
         self.save_soon(session)
 
     async def _dispose(self, session: Session, sandbox: Sandbox | None) -> None:
+        await self.settled()  # what was answered a moment ago is nowhere else any more
         try:
             await self.settle_lost(session)
         except SandboxError as error:

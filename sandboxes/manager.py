@@ -197,7 +197,9 @@ class SessionManager:
 
         infos = list(await asyncio.gather(*(info(session) for session in live)))
         if which.include_closed:
-            closed = [record for record in await self._store.list(which) if record.closed_at is not None]
+            listed = {info.record.incarnation for info in infos}  # one may close while it is listed
+            records = [record for record in await self._store.list(which) if record.incarnation not in listed]
+            closed = [record for record in records if record.closed_at is not None]
             infos += [SessionInfo(record, Phase.CLOSED) for record in closed]
         infos.sort(key=lambda found: -found.record.last_used_at)
         return infos[: which.limit]

@@ -5,8 +5,19 @@ Above: `calls`, `keeper`, `adoption`. Below: `spec`, `stores.base`.
 
 from __future__ import annotations
 
+import dataclasses
+
 from sandboxes.spec import Cause, CauseKind, Ending, Outcome, Receipt, State
 from sandboxes.stores.base import AttemptRecord, SessionRecord
+
+LOST = Cause(CauseKind.SANDBOX_LOST)
+
+
+def of_memory(outcome: Outcome, limit: int) -> Outcome:
+    """The same, and its process was killed because the sandbox had used `limit` bytes of memory."""
+    receipt = outcome.receipt
+    cause = dataclasses.replace(receipt.cause or LOST, kind=CauseKind.OUT_OF_MEMORY, limit=limit)
+    return dataclasses.replace(outcome, receipt=dataclasses.replace(receipt, cause=cause))
 
 
 def lost_outcome(
@@ -17,7 +28,7 @@ def lost_outcome(
     note: str = "",
     sequence: int | None = None,
     started_at: float | None = None,
-    kind: CauseKind = CauseKind.SANDBOX_LOST,
+    cause: Cause = LOST,
     ending: Ending = Ending.LOST,
 ) -> Outcome:
     """The sandbox ended before the outcome could be fetched: whether the code finished is not known."""
@@ -32,7 +43,7 @@ def lost_outcome(
         ended_at=now,
         ending=ending,
         state=State.LOST,
-        cause=Cause(kind),
+        cause=cause,
     )
     return Outcome(receipt, notes=(note,) if note else ())
 

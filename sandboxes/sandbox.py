@@ -11,12 +11,13 @@ from collections.abc import Callable, Coroutine
 from sandboxes.backends.base import Life, Status
 from sandboxes.client import AgentClient, Bound
 from sandboxes.engine import Engine
-from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, StateLost, WireError
+from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, SandboxOutOfMemory, StateLost, WireError
 from sandboxes.events import OnEvent
 from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
 
 RECONNECTS = 3
 BACKOFF_S = 0.05
+USAGE_S = 2.0
 ACK_DELAY_S = 0.02  # acknowledgements of so long go in one frame
 
 
@@ -32,6 +33,7 @@ class Sandbox:
         self._acks: list[str] = []
         self._acking: asyncio.Task[None] | None = None
         self._ended = False
+        self._memory_kills = 0
 
     @property
     def connected(self) -> bool:
@@ -107,6 +109,16 @@ class Sandbox:
         """What the engine says. Raises EngineUnavailable."""
         return await self._engine.poll(self.handle)
 
+    async def ran_out_of_memory(self) -> bool:
+        """Whether the engine has ended processes in it for want of memory since this was last asked. Never raises."""
+        try:
+            async with asyncio.timeout(USAGE_S):
+                kills = (await self._engine.usage(self.handle)).oom_kills or 0
+        except (SandboxError, TimeoutError):
+            return False
+        before, self._memory_kills = self._memory_kills, kills
+        return kills > before
+
     async def destroy(self, *, keep_workspace: bool = False) -> None:
         """Ends it. Idempotent. Raises EngineUnavailable."""
         self._ended = True
@@ -140,7 +152,8 @@ class Sandbox:
         except SandboxError:
             return
         if status.life is not Life.RUNNING:
-            raise StateLost(describe(status), sandbox=self.handle.sandbox_id)
+            error = SandboxOutOfMemory if status.out_of_memory else StateLost
+            raise error(describe(status), sandbox=self.handle.sandbox_id)
 
     async def _send_acks(self) -> None:
         await asyncio.sleep(ACK_DELAY_S)

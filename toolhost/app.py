@@ -21,9 +21,8 @@ from sandboxes.errors import SandboxError
 from toolhost import __version__, admin, citations, files
 from toolhost.config import is_loopback
 from toolhost.errors import Refused, http_for
-from toolhost.mcp_server import create_server
+from toolhost.mcp_server import create_aggregate, create_server
 from toolhost.metrics import CONTENT_TYPE
-from toolhost.namespaces.prompts import all_instructions
 from toolhost.services import Services
 from toolhost.transport.asgi import Receive, Scope, Send, address_of, refuse
 from toolhost.transport.http import HttpTransport
@@ -42,7 +41,7 @@ class HostApp:
         self._prefix = settings.server.root_path
         self._hosts = _allowed_hosts(settings.server.allowed_hosts, loopback=settings.server.loopback)
         servers = {
-            name: create_server([namespace], name=name, instructions=namespace.instructions)
+            name: create_server(namespace, files=services.sessions.files)
             for name, namespace in services.namespaces.items()
         }
         attach = services.sessions.attach
@@ -115,8 +114,7 @@ def create_app(services: Services) -> HostApp:
 
 def everything(services: Services) -> Server[None]:
     """The server with the tools of every namespace."""
-    namespaces = services.namespaces
-    return create_server(list(namespaces.values()), name="toolhost", instructions=all_instructions(namespaces))
+    return create_aggregate(list(services.namespaces.values()), files=services.sessions.files)
 
 
 def _allowed_hosts(explicit: tuple[str, ...] | None, *, loopback: bool) -> frozenset[str] | None:

@@ -311,12 +311,17 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
         raise ConfigurationError(_explain(error, origins)) from None
 
 
-def proxies() -> dict[str, str]:
-    """Proxy variables that apply to plain http to a local name, by name (`http_proxy`, `all_proxy`)."""
+def proxies(host: str = "localhost") -> dict[str, str]:
+    """Proxy variables that apply to plain http to a host of that name, by name (`http_proxy`, `all_proxy`)."""
     names = {name: value for name, value in os.environ.items() if name.lower() in ("http_proxy", "all_proxy") and value}
-    if names and urllib.request.proxy_bypass("localhost"):
+    if names and urllib.request.proxy_bypass(host):
         return {}
     return names
+
+
+def vllm_labels() -> frozenset[str]:
+    """The MCP labels that a vLLM started from here would treat as tools of the system prompt."""
+    return frozenset(filter(None, os.environ.get("VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS", "").split(",")))
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -13,24 +13,39 @@ import base64
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_REQUEST, CallToolResult, ListToolsResult
+from mcp_types import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    CallToolResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from sandboxes.errors import SandboxError
+from sandboxes.spec import SessionKey
 from toolhost import __version__
 from toolhost.errors import UNEXPECTED, BadArguments, row, text_for
 from toolhost.identity import NOT_NARROWED, Domains, label
-from toolhost.namespaces.base import CallContext, Namespace, SessionAttachment, Tool, ToolResult
+from toolhost.namespaces import resources
+from toolhost.namespaces.base import CLEANUP, CallContext, Namespace, SessionAttachment, Tool, ToolResult
+from toolhost.namespaces.prompts import all_instructions
+from toolhost.namespaces.resources import Files
+from toolhost.progress import Progress, Send
 
 log = logging.getLogger("toolhost.calls")
 
+PROGRESS_TOKEN = "progressToken"  # in a call's `_meta`
 PROMPT_FLAG = "include_in_prompt"
 ATTEMPTS = "toolhost/attempts"  # says that a call with an attempt id may be sent again
 CALLER = "toolhost.caller"  # its place in an ASGI scope
@@ -58,9 +73,50 @@ class Caller:
         return Caller(None, reason, self.rich)
 
 
-def create_server(namespaces: Sequence[Namespace], *, name: str, instructions: str) -> Server[None]:
-    """An MCP server of that name with the tools of these namespaces (the first that has a tool's name serves it)."""
-    tools = ToolSet(namespaces)
+FilesOf = Callable[[SessionKey], Files]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A tool as a server shows it, and what answers its calls. One that is not listed can be called all the same."""
+
+    namespace: Namespace
+    name: str  # in its namespace
+    shown: Tool
+    listed: bool = True
+
+
+def create_server(namespace: Namespace, *, files: FilesOf) -> Server[None]:
+    """The MCP server of one namespace, named after it."""
+    served = [Served(namespace, tool.name, tool) for tool in namespace.tools]
+    return _server(served, files, name=namespace.name, instructions=namespace.instructions)
+
+
+def create_aggregate(namespaces: Sequence[Namespace], *, files: FilesOf) -> Server[None]:
+    """One MCP server, `toolhost`, with every namespace's tools, for clients that people and agent frameworks use.
+
+    A tool's name begins with its namespace, so that it collides with no other tool of a client that has many servers.
+    `cleanup_session` is not listed: a model that these clients show it to would end its own session.
+    """
+    served = [
+        Served(namespace, tool.name, replace(tool, name=aggregate_name(namespace, tool)), tool is not CLEANUP)
+        for namespace in namespaces
+        for tool in namespace.tools
+    ]
+    instructions = all_instructions([one.shown for one in served if one.listed])
+    return _server(served, files, name="toolhost", instructions=instructions)
+
+
+def aggregate_name(namespace: Namespace, tool: Tool) -> str:
+    """What a tool of a namespace is called where all of them are together."""
+    if tool is CLEANUP or tool.name == namespace.name:
+        return tool.name
+    return f"{namespace.name}_{tool.name}"
+
+
+def _server(served: Sequence[Served], files: FilesOf, *, name: str, instructions: str) -> Server[None]:
+    tools = ToolSet(served)
+    shelf = Shelf(files)
 
     async def list_tools(_context: Context, _params: object) -> ListToolsResult:
         return ListToolsResult.model_validate(tools.listing)
@@ -70,23 +126,59 @@ def create_server(namespaces: Sequence[Namespace], *, name: str, instructions: s
 
     server: Server[None] = cast(
         "Server[None]",
-        Server(name, version=__version__, instructions=instructions, on_list_tools=list_tools, on_call_tool=call_tool),
+        Server(
+            name,
+            version=__version__,
+            instructions=instructions,
+            on_list_tools=list_tools,
+            on_call_tool=call_tool,
+            on_list_resources=shelf.list,
+            on_list_resource_templates=shelf.templates,
+            on_read_resource=shelf.read,
+        ),
     )
     server.middleware[:] = [cast("ServerMiddleware[None]", tools)]
     return server
 
 
+class Shelf:
+    """The files of a request's session as resources. What is wrong is a JSON-RPC error: no model reads these."""
+
+    def __init__(self, files: FilesOf) -> None:
+        self._files = files
+
+    async def list(self, context: Context, _params: object) -> ListResourcesResult:
+        try:
+            found = await resources.listing(self._of(context))
+        except SandboxError as error:
+            raise MCPError(code=INVALID_REQUEST, message=text_for(error)) from None
+        return ListResourcesResult.model_validate({"resources": found})
+
+    async def templates(self, _context: Context, _params: object) -> ListResourceTemplatesResult:
+        return ListResourceTemplatesResult.model_validate({"resourceTemplates": [resources.TEMPLATE]})
+
+    async def read(self, context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
+        try:
+            contents = await resources.read(self._of(context), str(params.uri))
+        except (BadArguments, SandboxError) as error:
+            raise MCPError(code=INVALID_PARAMS, message=text_for(error), data={"uri": str(params.uri)}) from None
+        return ReadResourceResult.model_validate({"contents": contents})
+
+    def _of(self, context: Context) -> Files:
+        caller = _caller_of(context)
+        if caller is None or caller.attachment is None:
+            raise MCPError(code=INVALID_REQUEST, message=caller.refusal if caller else "this request has no session")
+        return self._files(caller.attachment.key)
+
+
 class ToolSet:
     """The tools of one server: the listing, and the way from a call to its namespace and back to the wire."""
 
-    def __init__(self, namespaces: Sequence[Namespace]) -> None:
-        self._owners: dict[str, Namespace] = {}
-        listed: list[dict[str, Any]] = []
-        for namespace in namespaces:
-            for tool in namespace.tools:
-                if tool.name not in self._owners:
-                    self._owners[tool.name] = namespace
-                    listed.append(tool_on_wire(tool))
+    def __init__(self, served: Sequence[Served]) -> None:
+        self._served: dict[str, Served] = {}
+        for one in served:
+            self._served.setdefault(one.shown.name, one)
+        listed = [tool_on_wire(one.shown) for one in self._served.values() if one.listed]
         self._flags = {tool["name"]: tool for tool in listed}
         self.listing: dict[str, Any] = {"tools": listed}
 
@@ -112,11 +204,11 @@ class ToolSet:
         params = context.params or {}
         name = params.get("name")
         started = time.monotonic()
-        result = await self._answer(caller, name, params)
+        result = await self._answer(caller, name, params, context.session.report_progress)
         self._log(caller, name, result, time.monotonic() - started)
         return result_on_wire(result, rich=caller is not None and caller.rich)
 
-    async def _answer(self, caller: Caller | None, name: object, params: Mapping[str, Any]) -> ToolResult:
+    async def _answer(self, caller: Caller | None, name: object, params: Mapping[str, Any], report: Send) -> ToolResult:
         if caller is None or caller.attachment is None:
             return ToolResult(f"Error: {caller.refusal if caller else 'this request has no session.'}", is_error=True)
         if caller.calls >= caller.max_calls:
@@ -126,10 +218,13 @@ class ToolSet:
             )
         caller.calls += 1
         try:
-            namespace, tool = self._find(name)
+            served = self._find(name)
             arguments, meta = _mapping(params, "arguments"), _mapping(params, "_meta")
             around = CallContext(caller.attachment, meta, caller.rich, domains=caller.domains)
-            return await namespace.call(tool, arguments, around)
+            if PROGRESS_TOKEN not in meta:
+                return await served.namespace.call(served.name, arguments, around)
+            async with Progress(report) as progress:
+                return await served.namespace.call(served.name, arguments, replace(around, on_event=progress))
         except (SandboxError, BadArguments) as error:
             return ToolResult(text_for(error), is_error=True, meta={"toolhost/error": row(error).code})
         except Exception as error:
@@ -138,18 +233,16 @@ class ToolSet:
         finally:
             caller.calls -= 1
 
-    def _find(self, name: object) -> tuple[Namespace, str]:
-        if isinstance(name, str) and (match := TOOL_NAME.match(name)):
-            tool = match[1]
-            if tool in self._owners:
-                return self._owners[tool], tool
-        known = ", ".join(name for name, tool in self._flags.items() if name != "cleanup_session")
+    def _find(self, name: object) -> Served:
+        if isinstance(name, str) and (match := TOOL_NAME.match(name)) and match[1] in self._served:
+            return self._served[match[1]]
+        known = ", ".join(name for name in self._flags if name != CLEANUP.name)
         shown = f" {name[:80]!r}" if isinstance(name, str) and name else ""
         raise BadArguments(f"There is no tool{shown} here. Tools: {known}. Nothing ran.")
 
     def _namespace_of(self, name: object) -> str | None:
         try:
-            return self._find(name)[0].name
+            return self._find(name).namespace.name
         except BadArguments:
             return None
 

@@ -52,6 +52,11 @@ class DiskWatch:
         self._free = -1
         self._used = 0
         self._allowed = 0
+        # Executions that have ended, now and when the count under way began: one from before tells nothing of where
+        # the next execution starts from, and what only deletes must not be stopped for what the one before wrote.
+        self._ended = 0
+        self._counting = 0
+        self._known = 0
         self._timer: Timer | None = None
         self._source = -1
         self.pid: int | None = None
@@ -60,14 +65,26 @@ class DiskWatch:
         """An execution starts."""
         if self._limit is None:
             return
-        self._allowed = max(self._limit, self._used + _SLACK if self._used > self._limit else 0)
+        if self._known == self._ended:
+            self._allow(self._limit)
+        elif self.pid is None:
+            self._count()
         if self._timer is None:
             self._again()
 
     def end(self) -> None:
         """An execution has ended: what it left is where the next one starts from."""
-        if self._limit is not None and self.pid is None and self._changed():
+        if self._limit is None:
+            return
+        if self.pid is None and not self._changed():
+            self._ended = self._known = self._ended + 1
+            return
+        self._ended += 1
+        if self.pid is None:
             self._count()
+
+    def _allow(self, limit: int) -> None:
+        self._allowed = max(limit, self._used + _SLACK if self._used > limit else 0)
 
     def _again(self) -> None:
         full = self._limit is not None and self._used > self._limit
@@ -102,6 +119,7 @@ class DiskWatch:
             os.close(null)
             os.close(sink)
         self.pid, self._source = pid, source
+        self._counting = self._ended
         os.set_blocking(source, False)
         self._loop.watch(source, READ, self._counted)
         timer = self._loop.after(_COUNT_S, lambda: self._children.kill(pid))
@@ -119,7 +137,14 @@ class DiskWatch:
             self._free = -1
             return
         self._used = int(said)
-        if self._running() and self._allowed and self._used > self._allowed:
+        assert self._limit is not None
+        if self._known != self._ended:
+            if self._counting != self._ended:
+                self._count()
+                return
+            self._known = self._ended
+            self._allow(self._limit)
+        elif self._running() and self._used > self._allowed:
             self._over(self._used)
 
 

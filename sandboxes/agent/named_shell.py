@@ -1,6 +1,8 @@
-"""A persistent shell: a real one, that reads its script from a descriptor and says each command's exit code on another.
+"""A persistent shell: a real one, that reads its script from its standard input and says each command's exit code on
+another descriptor.
 
-Above: `shells`. Below: `spawn`. Both descriptors are closed for the commands themselves.
+Above: `shells`. Below: `spawn`. The commands themselves have neither: their input is empty. The script is read from
+where it is, never opened by a name (`/dev/fd/N`): the pipe is the agent's, and user code may be another uid's.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from .loop import Loop
     from .spawn import Spawner
 
-_SCRIPT, _STATUS = 3, 4
+_STATUS = 3
 # An interrupt ends what runs and leaves loops, and the shell lives on. Commands get the default back, jobs ignore it.
 _PRELUDE = "trap 'break 999 2>/dev/null' INT\n"
 _SHELLS = ("bash", "sh")
@@ -54,12 +56,11 @@ class NamedShell:
         script, self._script = os.pipe()
         self._status, status = os.pipe()
         reader, writer = os.pipe()
-        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         flags = ["--norc", "--noprofile"] if program.endswith("/bash") else []
         try:
             self.pid = spawner.program(
-                [program, *flags, f"/dev/fd/{_SCRIPT}"],
-                descriptors=[null, writer, writer, script, status],
+                [program, *flags, "-s"],
+                descriptors=[script, writer, writer, status],
                 environment=config.environment,
                 directory=config.data,
             )
@@ -68,7 +69,7 @@ class NamedShell:
                 os.close(fd)
             raise
         finally:
-            for fd in (null, writer, script, status):
+            for fd in (writer, script, status):
                 os.close(fd)
         os.set_blocking(self._script, False)
         os.set_blocking(self._status, False)
@@ -83,7 +84,7 @@ class NamedShell:
             + ([f"cd -- {quote(directory)}"] if directory is not None else [])
             + [f"eval {quote(command)}"]
         )
-        self._write(f"{{ {before}\n}} {_SCRIPT}<&- {_STATUS}>&-\nprintf '%s\\n' \"$?\" >&{_STATUS}\n")
+        self._write(f"{{ {before}\n}} </dev/null {_STATUS}>&-\nprintf '%s\\n' \"$?\" >&{_STATUS}\n")
 
     def close(self) -> None:
         for fd in (self._status, self._script):

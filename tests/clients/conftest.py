@@ -20,3 +20,11 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     running = RunningHost(state_dir, backend=request.param).start()
     yield running
     running.purge()
+
+
+@pytest.fixture(scope="session")
+def tool_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHost]:
+    """For what does not depend on the backend."""
+    running = RunningHost(tmp_path_factory.mktemp("tool-host") / "state").start()
+    yield running
+    running.purge()

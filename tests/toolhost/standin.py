@@ -8,11 +8,13 @@ import contextlib
 import io
 import time
 import traceback
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandboxes.errors import AttemptUnknown, SandboxError, SessionUnknown
+from sandboxes.errors import AttemptUnknown, CallRefused, SandboxError, SessionUnknown
 from sandboxes.events import OnEvent
+from sandboxes.files import FileInfo
 from sandboxes.resources import Resource, ResourceFactory
 from sandboxes.spec import (
     Ending,
@@ -45,7 +47,7 @@ class StandInManager:
     failure: Exception | None = None
     unhealthy: SandboxError | None = None
     outcome: Outcome | None = None  # answered instead of running anything
-    files: dict[str, bytes] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
     resources: dict[tuple[SessionKey, str], Resource] = field(default_factory=dict)
     saved: dict[tuple[SessionKey, str], bytes] = field(default_factory=dict)  # what a restart would find
     running: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,6 +68,9 @@ class StandInManager:
         except KeyError:
             raise AttemptUnknown(f"no attempt {attempt_id!r} in this session") from None
 
+    def files(self, key: SessionKey) -> StandInFiles:
+        return StandInFiles(self, key)
+
     async def resource_state(self, key: SessionKey, name: str) -> bytes | None:
         if not any(known == key for known, _ in self.saved):
             raise SessionUnknown("no open session of this key is known")
@@ -84,6 +89,26 @@ class StandInManager:
     async def until(self, event: str) -> None:
         async with asyncio.timeout(10), self.changed:
             await self.changed.wait_for(lambda: event in self.events)
+
+
+@dataclass
+class StandInFiles:
+    manager: StandInManager
+    key: SessionKey
+
+    async def list(self, path: str = ".") -> list[FileInfo]:
+        self._known()
+        return [FileInfo(name, len(data), 0.0, "file") for name, data in self.manager.contents.items()]
+
+    async def get(self, path: str, max_bytes: int) -> AsyncIterator[bytes]:
+        self._known()
+        if path not in self.manager.contents:
+            raise CallRefused("no such file (links are not followed)")
+        yield self.manager.contents[path]
+
+    def _known(self) -> None:
+        if self.key not in self.manager.sessions:
+            raise SessionUnknown("no open session of this key is known", session=str(self.key))
 
 
 @dataclass
@@ -119,7 +144,7 @@ class StandInAttachment:
         return outcome
 
     async def read_file(self, path: str, max_bytes: int) -> bytes:
-        return self.manager.files[path]
+        return self.manager.contents[path]
 
     async def resource(self, name: str, factory: ResourceFactory) -> Resource:
         found = self.manager.resources.get((self.key, name))

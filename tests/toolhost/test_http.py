@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -84,7 +85,7 @@ async def test_the_2026_protocol_finds_its_session_by_url_or_else_has_one_for_ea
 
 async def test_images_links_and_the_receipt_follow_the_text(host: Host) -> None:
     host.manager.outcome = outcome(value="1", images=(ImageRef("/mnt/data/f.png", "image/png"),))
-    host.manager.files["/mnt/data/f.png"] = b"png"
+    host.manager.contents["/mnt/data/f.png"] = b"png"
     async with session(host) as client:
         result = await client.call_tool("python", {"code": "plot()"})
     assert [block.type for block in result.content] == ["text", "image"]
@@ -114,6 +115,29 @@ async def test_another_s_mcp_session_is_404(start_host: StartHost, tmp_path: Any
     assert (await post(host, call, headers=[*bob, *theirs])).status == 404
     assert host.manager.executions == []
     assert event(await post(host, call, headers=[*alice, *theirs]))["result"]["content"][0]["text"] == "1"
+
+
+async def test_a_client_may_go_on_before_the_answer_to_initialize_has_ended(host: Host) -> None:
+    statuses: list[int] = []
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}).encode()
+
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            named = [(key.decode(), value.decode()) for key, value in message["headers"] if key == b"mcp-session-id"]
+            ready = await post(host, {"method": "notifications/initialized"}, headers=named)
+            statuses.append(ready.status)
+
+    headers = [(name.lower().encode(), value.encode()) for name, value in [*ACCEPT, ("Host", "localhost")]]
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": headers, "query_string": b"", "client": None}
+    await host.app(scope, receive, send)
+    assert statuses == [202]
 
 
 async def test_an_unknown_mcp_session_or_namespace_is_404(host: Host) -> None:

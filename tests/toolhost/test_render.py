@@ -40,7 +40,7 @@ def test_silence_is_said_with_how_to_see_a_value() -> None:
     assert "nothing" in render(outcome(exit_code=0))
 
 
-def test_a_command_s_exit_code_is_shown_when_it_is_not_zero() -> None:
+def test_a_command_s_exit_code_is_shown() -> None:
     assert render(outcome(Ending.RAISED, exit_code=3, output=Output("no\n"))) == "no\n[Exit code 3.]"
     assert render(outcome(Ending.RAISED, exit_code=3)) == "[Exit code 3.]"
 

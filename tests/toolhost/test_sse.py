@@ -53,7 +53,7 @@ async def test_code_that_raises_is_not_an_error_of_the_tool(host: Host) -> None:
 async def test_a_client_that_asks_for_rich_content_gets_it_after_the_text(host: Host) -> None:
     image = ImageRef("/mnt/data/f.png", "image/png")
     host.manager.outcome = outcome(value="1", images=(image,), files=(FileRef("/mnt/data/t.csv", 5),))
-    host.manager.files["/mnt/data/f.png"] = b"png"
+    host.manager.contents["/mnt/data/f.png"] = b"png"
     async with await host.connect(headers=[("x-toolhost-content", "rich")]) as stream:
         result = await stream.tool("python", {"code": "plot()"})
         assert [block["type"] for block in result["content"]] == ["text", "image", "resource_link"]

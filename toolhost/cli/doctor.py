@@ -6,6 +6,7 @@ Above: the command table. Below: `config`, `backends`, `sandboxes`' public API.
 from __future__ import annotations
 
 import asyncio
+import enum
 import importlib.metadata
 import importlib.util
 import json
@@ -13,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,8 @@ from sandboxes.environment import Status, environment_status
 from sandboxes.errors import SandboxError
 from sandboxes.owner import Owner
 from toolhost.backends import create_backend
+from toolhost.cli.doctor_vllm import check_vllm, request_to_try, vllm_command
+from toolhost.cli.findings import Finding
 from toolhost.cli.serve import listening
 from toolhost.config import Settings, load, proxies
 from toolhost.errors import ConfigurationError
@@ -32,14 +35,8 @@ PYTHON_NEEDED = (3, 11)
 FAILED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's result. `grade`: "ok", "weak" (it works, but) or "wrong" (the host cannot do its work)."""
-
-    check: str
-    grade: str
-    what: str
-    mend: str = ""
+class Client(enum.StrEnum):
+    VLLM = "vllm"
 
 
 def doctor(
@@ -47,11 +44,17 @@ def doctor(
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="As for `toolhost serve`.")] = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="As for `toolhost serve`.")] = None,
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="As for `toolhost serve`.")] = None,
+    client: Annotated[
+        Client | None, typer.Option(help="Also: would this client find the host? And what to type there.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="With --client: how it will name this host.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check this machine; say what is wrong and what to type. Exit code 1 when something must be mended."""
     flags = {"state_dir": state_dir, "server": {"listen": listen}, "sandbox": {"backend": backend}}
-    findings = list(examine(config, flags))
+    findings = list(examine(config, flags, client=client, name=name))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -59,10 +62,15 @@ def doctor(
             typer.echo(f"{finding.grade:5}  {finding.check}: {finding.what}")
             if finding.mend:
                 typer.echo(f"       → {finding.mend}")
+        if client is not None and any(finding.check == "labels" for finding in findings):
+            settings = load(config, flags)
+            typer.echo(f"\nStart it:\n  {vllm_command(settings, name)}\nThen try:\n  {request_to_try()}")
     raise typer.Exit(FAILED if any(finding.grade == "wrong" for finding in findings) else 0)
 
 
-def examine(config: Path | None, flags: Mapping[str, object]) -> Iterator[Finding]:
+def examine(
+    config: Path | None, flags: Mapping[str, object], *, client: Client | None = None, name: str | None = None
+) -> Iterator[Finding]:
     """Every check in turn; one that fails stops no other, except that without settings there is nothing to check."""
     yield _python()
     try:
@@ -82,6 +90,8 @@ def examine(config: Path | None, flags: Mapping[str, object]) -> Iterator[Findin
     )
     for check in checks:
         yield from check(settings)
+    if client is Client.VLLM:
+        yield from check_vllm(settings, name)
 
 
 def _python() -> Finding:

@@ -1,29 +1,20 @@
 """The python namespace: code in, what it printed and its value out; the session's interpreter remembers.
 
-Above: `mcp_server`, through the registry. Below: sandboxes' public API, `render`, `prompts`.
+Above: `mcp_server`, through the registry. Below: sandboxes' public API, `executions`, `prompts`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sandboxes.errors import SandboxError
-from sandboxes.spec import Execution, Outcome, PythonCall
+from sandboxes.spec import Execution, PythonCall
 from toolhost.config import PythonSettings
 from toolhost.errors import BadArguments
 from toolhost.namespaces import prompts
-from toolhost.namespaces.base import CLEANUP, CallContext, Image, Link, Tool, ToolResult, cleanup
-from toolhost.namespaces.render import receipt_meta, render
-
-ATTEMPT_ID = "toolhost/attempt-id"
-TIMEOUT = "toolhost/timeout"
-RECEIPT = "toolhost/receipt"
-ATTEMPT_CHARACTERS = 128
-IMAGE_BYTES = 4 << 20  # of one image sent along; a larger one is named in the text only
-IMAGES = 8
+from toolhost.namespaces.base import CLEANUP, CallContext, Tool, ToolResult, cleanup
+from toolhost.namespaces.executions import attempt_id_of, result_of, timeout_of
 
 PYTHON = Tool(
     name="python",
@@ -79,52 +70,6 @@ def code_of(arguments: Mapping[str, Any]) -> str:
     return _unwrapped(code)
 
 
-def attempt_id_of(meta: Mapping[str, Any]) -> str:
-    """The attempt id that a caller minted, "" when it sent none. Raises BadArguments."""
-    value = meta.get(ATTEMPT_ID, "")
-    if not isinstance(value, str) or len(value) > ATTEMPT_CHARACTERS or not value.isprintable() or "/" in value:
-        raise BadArguments(
-            f"_meta {ATTEMPT_ID} must be a string of at most {ATTEMPT_CHARACTERS} printable characters without '/'. "
-            "Nothing ran."
-        )
-    return value
-
-
-def timeout_of(meta: Mapping[str, Any], settings: PythonSettings) -> float:
-    """Seconds that a call may take: what the client asks for, within the operator's bound. Raises BadArguments."""
-    value = meta.get(TIMEOUT)
-    if value is None:
-        return settings.timeout_s
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise BadArguments(f"_meta {TIMEOUT} must be a positive number of seconds. Nothing ran.")
-    return min(float(value), settings.max_timeout_s)
-
-
-async def result_of(outcome: Outcome, context: CallContext) -> ToolResult:
-    """An outcome as a result: text for everybody, images and links for clients that take them."""
-    receipt = receipt_meta(outcome.receipt)
-    meta = {RECEIPT: receipt}
-    if not context.rich:
-        return ToolResult(render(outcome), meta=meta)
-    links = [
-        Link(f"file://{file.path}", file.path.rpartition("/")[2] or file.path, size=file.size) for file in outcome.files
-    ]
-    return ToolResult(
-        render(outcome), meta=meta, images=await _images(outcome, context), links=links, structured={"receipt": receipt}
-    )
-
-
-async def _images(outcome: Outcome, context: CallContext) -> list[Image]:
-    images = []
-    for reference in outcome.images[:IMAGES]:
-        try:
-            data = await context.attachment.read_file(reference.path, IMAGE_BYTES)
-        except SandboxError:
-            continue  # the text names it: a missing or oversized image loses nothing else
-        images.append(Image(data, reference.mime))
-    return images
-
-
 def _unwrapped(code: str) -> str:
     """A schema that leaked into the prompt makes models send `{"code": "…"}` as the code: take what they meant."""
     text = code.strip()
@@ -132,7 +77,7 @@ def _unwrapped(code: str) -> str:
         return code
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return code
     if isinstance(value, dict) and value.keys() == {"code"} and isinstance(value["code"], str):
         return str(value["code"])

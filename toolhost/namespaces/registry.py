@@ -13,6 +13,7 @@ from toolhost.namespaces.base import Namespace
 NAMESPACES: dict[str, str] = {
     "python": "toolhost.namespaces.registry:python",
     "browser": "toolhost.namespaces.registry:browser",
+    "container": "toolhost.namespaces.registry:container",
 }
 
 
@@ -27,6 +28,12 @@ def browser(settings: Settings) -> Namespace:
     from toolhost.namespaces.browser import BrowserNamespace
 
     return BrowserNamespace(BrowserService(settings), instructions=settings.browser.instructions)
+
+
+def container(settings: Settings) -> Namespace:
+    from toolhost.namespaces.container import ContainerNamespace
+
+    return ContainerNamespace(settings.python)
 
 
 def create(settings: Settings) -> dict[str, Namespace]:

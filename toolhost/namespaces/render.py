@@ -7,6 +7,7 @@ What the host says stands in square brackets on a line of its own; the rest was 
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,7 @@ _RUNGS = {
     Rung.SECOND_INTERRUPT: "a second interrupt ended it",
     Rung.KILL: "it ignored two interrupts, so the interpreter was killed",
 }
+_COMMAND_RUNGS = {**_RUNGS, Rung.KILL: "it ignored two interrupts, so it was killed"}
 
 
 def render(outcome: Outcome) -> str:
@@ -90,27 +92,27 @@ def _ending(outcome: Outcome) -> str:
 
 def _what_happened(receipt: Receipt, exit_code: int | None) -> str:
     cause = receipt.cause
+    code = f" Exit code {exit_code}." if exit_code is not None else ""
+    rungs = _RUNGS if exit_code is None else _COMMAND_RUNGS
     match receipt.ending:
-        case Ending.OK:
-            return ""
-        case Ending.RAISED:
-            return f"Exit code {exit_code}." if exit_code is not None else ""
+        case Ending.OK | Ending.RAISED:
+            return code.strip()
         case Ending.TIMED_OUT:
             limit = f" after {cause.limit:g} s" if cause is not None and cause.limit is not None else ""
-            return f"Timed out{limit}{_rung(cause)}."
+            return f"Timed out{limit}{_rung(cause, rungs)}.{code}"
         case Ending.INTERRUPTED:
             by = "by an operator" if cause is not None and cause.kind is CauseKind.OPERATOR else "by the client"
-            return f"Interrupted {by}{_rung(cause)}."
+            return f"Interrupted {by}{_rung(cause, rungs)}.{code}"
         case Ending.KILLED:
-            return f"The interpreter died: {_death(cause)}."
+            return f"The {'interpreter' if exit_code is None else 'command'} died: {_death(cause)}.{code}"
         case Ending.LOST:
             return f"The sandbox was lost while the code ran: {_death(cause)}."
         case Ending.NEVER_STARTED:
             return f"The code did not run{f': {_death(cause)}' if cause is not None else ''}."
 
 
-def _rung(cause: Cause | None) -> str:
-    return f": {_RUNGS[cause.rung]}" if cause is not None and cause.rung is not None else ""
+def _rung(cause: Cause | None, rungs: Mapping[Rung, str]) -> str:
+    return f": {rungs[cause.rung]}" if cause is not None and cause.rung is not None else ""
 
 
 def _death(cause: Cause | None) -> str:
@@ -144,7 +146,7 @@ def _signal_name(number: int | None) -> str:
 
 
 def _fate(receipt: Receipt) -> str:
-    if receipt.ending is Ending.RAISED:
+    if receipt.ending in (Ending.OK, Ending.RAISED):
         return ""
     if receipt.ending is Ending.NEVER_STARTED:
         return " Variables and files are as before." if receipt.state is State.KEPT else " Variables are lost."

@@ -13,8 +13,9 @@ import asyncio
 import contextlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -97,14 +98,12 @@ class HttpTransport:
         principal = self._auth.authenticate(headers, address_of(scope)).name
         session_id = self._session_id(headers, principal)
         caller, passing = self._caller(endpoint, headers, principal, session_id)
-        watch = _Watch(send)
+        watch = _Watch(send, partial(self._remember, principal))
         try:
             await manager.handle_request({**scope, CALLER: caller}, receive, watch)
         finally:
             if passing is not None:
                 await passing.gone()
-        if watch.session_id is not None and watch.session_id not in self._sessions:
-            await self._remember(watch.session_id, principal)
         if scope["method"] == "DELETE" and session_id is not None and watch.status < 300:
             await self._let_go(session_id)
 
@@ -152,7 +151,10 @@ class HttpTransport:
         caller.attachment = known.attachment
         return caller, None
 
-    async def _remember(self, session_id: str, principal: str) -> None:
+    async def _remember(self, principal: str, session_id: str) -> None:
+        """Before the client can know the id: it may send its next request while this one is still being answered."""
+        if session_id in self._sessions:
+            return
         self._sessions[session_id] = _McpSession(principal)
         if len(self._sessions) > REMEMBERED:
             await self._let_go(next(iter(self._sessions)))
@@ -173,17 +175,17 @@ def _manager(server: Server[None], settings: Settings) -> StreamableHTTPSessionM
 
 
 class _Watch:
-    """Passes an answer on, and keeps its status and the MCP session that it names."""
+    """Passes an answer on, keeps its status, and says which MCP session it names before the client can read of it."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, on_session: Callable[[str], Awaitable[None]]) -> None:
         self._send = send
+        self._on_session = on_session
         self.status = 0
-        self.session_id: str | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             for name, value in message.get("headers", ()):
                 if name.lower() == MCP_SESSION and self.status < 300:
-                    self.session_id = value.decode("latin-1")
+                    await self._on_session(value.decode("latin-1"))
         await self._send(message)

@@ -167,13 +167,15 @@ def test_input_is_at_its_end_at_once(link: Link) -> None:
     assert "EOFError" in link.run("input()")["error"]
 
 
-def test_output_after_a_cell_is_labelled_with_the_next_result(link: Link) -> None:
+def test_output_after_a_cell_is_labelled_with_the_next_result(link: Link, agent: Agent) -> None:
     link.run(
-        "import threading\ngo = threading.Event()\nt = threading.Thread(target=lambda: (go.wait(), print('late')))"
+        "import threading\ngo = threading.Event()\ndef late():\n    go.wait()\n    print('late', flush=True)\n"
+        "    open('printed', 'w').close()\nthreading.Thread(target=late).start()"
     )
-    link.run("t.start()")
     link.run("threading.Timer(0.05, go.set).start()")
-    assert eventually(lambda: (r := link.run("1"))["background"] is not None and r["background"]["head"] == "late\n")
+    assert eventually(lambda: (agent.data / "printed").exists())  # no cell runs meanwhile
+    assert link.run("1")["background"]["head"] == "late\n"
+    assert link.run("1")["background"] is None
 
 
 def test_files_that_a_cell_made_or_changed_are_listed(link: Link, agent: Agent) -> None:
