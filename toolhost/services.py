@@ -124,14 +124,15 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     return Services(settings, manager, namespaces, auth, metrics, backend, gateway)
 
 
-def _gateway(settings: Settings, namespaces: Mapping[str, Namespace], sessions: Sessions) -> Gateway:
+def _gateway(settings: Settings, namespaces: Mapping[str, Namespace], sessions: SessionManager) -> Gateway:
     """The Responses gateway over this host's own namespaces. Its packages are an extra, loaded when it is wanted."""
     try:
         from toolhost.gateway.assembly import assemble
-        from toolhost.tool_factory import ToolFactory
+        from toolhost.tool_factory import OwnFiles, ToolFactory
     except ImportError as error:
         raise ConfigurationError("--gateway needs more packages: pip install 'toolhost[gateway]'") from error
-    return assemble(settings.gateway, settings.state_dir, ToolFactory(namespaces, sessions.attach, settings))
+    factory = ToolFactory(namespaces, sessions.attach, settings)
+    return assemble(settings.gateway, settings.state_dir, factory, OwnFiles(sessions.files, settings))
 
 
 @contextmanager

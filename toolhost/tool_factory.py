@@ -12,12 +12,15 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from sandboxes.errors import SandboxError
-from sandboxes.spec import SessionRequest
+from sandboxes.files import FileInfo
+from sandboxes.spec import KeyKind, SessionKey, SessionRequest
 from toolhost.config import Settings
-from toolhost.errors import BadArguments, text_for
+from toolhost.errors import BadArguments, row, text_for
+from toolhost.gateway.errors import ApiError
+from toolhost.gateway.sources import FileEntry
 from toolhost.identity import Refusal, identify
 from toolhost.loop import results
 from toolhost.loop.tool_client import ATTEMPT_META_KEY, SESSION_HEADER, ToolDescription
@@ -121,6 +124,41 @@ class HostSession:
             log.exception("a call failed for a reason that is not in the table of errors")
             return results.ToolResult(text_for(error), is_error=True)
         return _result(found)
+
+
+class FileReader(Protocol):
+    """What is needed of `sandboxes.files.SessionFiles`."""
+
+    async def list(self, path: str = ".") -> list[FileInfo]: ...
+
+    def get(self, path: str, max_bytes: int) -> AsyncIterator[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """The files of this host's sessions, for the gateway (`toolhost.gateway.sources.FileSource`)."""
+
+    files: Callable[[SessionKey], FileReader]
+    settings: Settings
+
+    async def list(self, principal: str, session: str) -> list[FileEntry]:
+        try:
+            found = await self.files(SessionKey(principal, KeyKind.RETAINED, session)).list()
+        except SandboxError as error:
+            raise _refused(error) from error
+        return [FileEntry(entry.path, entry.size, entry.modified) for entry in found if entry.kind == "file"]
+
+    async def read(self, principal: str, session: str, path: str) -> AsyncIterator[bytes]:
+        limit = self.settings.server.max_file_bytes
+        try:
+            async for piece in self.files(SessionKey(principal, KeyKind.RETAINED, session)).get(path, limit):
+                yield piece
+        except SandboxError as error:
+            raise _refused(error) from error
+
+
+def _refused(error: SandboxError) -> ApiError:
+    return ApiError(row(error).status, text_for(error), code=row(error).code)
 
 
 def _result(found: ToolResult) -> results.ToolResult:

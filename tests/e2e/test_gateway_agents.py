@@ -52,4 +52,7 @@ async def test_the_agents_sdk_runs_functions_hosted_tools_and_approvals(double: 
         "interruptions": 1,
         "approved": "Removed.",
     }
-    assert [(namespace, name) for namespace, name, _ in double.host.runs] == [("python", "python"), ("container", "exec")]
+    assert [(namespace, name) for namespace, name, _ in double.host.runs] == [
+        ("python", "python"),
+        ("container", "exec"),
+    ]

@@ -16,6 +16,7 @@ from toolhost.errors import ConfigurationError
 from toolhost.gateway.errors import ApiError
 from toolhost.gateway.sealing import Sealer
 from toolhost.gateway.service import Gateway, Parts
+from toolhost.gateway.sources import FileSource, source_for
 from toolhost.gateway.stores import registry
 from toolhost.loop.errors import RequestError, ToolServerGone
 from toolhost.loop.models.registry import connect
@@ -25,8 +26,16 @@ from toolhost.loop.tools import ToolServer, ToolServerFactory
 MODELS_S = 15.0
 
 
-def assemble(settings: GatewaySettings, state_dir: Path, tools: ToolServer | ToolServerFactory) -> Gateway:
-    """A gateway over these tools; not yet open. Raises ConfigurationError."""
+def assemble(
+    settings: GatewaySettings,
+    state_dir: Path,
+    tools: ToolServer | ToolServerFactory,
+    files: FileSource | None = None,
+) -> Gateway:
+    """A gateway over these tools; not yet open. `files` None: the tool host's of the settings, over HTTP.
+
+    Raises ConfigurationError.
+    """
     if settings.model_url is None:
         raise ConfigurationError("give --model-url URL, the model server up to /v1")
     key = _key(settings.api_key_file)
@@ -39,6 +48,7 @@ def assemble(settings: GatewaySettings, state_dir: Path, tools: ToolServer | Too
             sealer=Sealer.load(settings.keys_file or state_dir / "gateway.keys"),
             worker=f"gw_{secrets.token_hex(8)}",
             catalogue=Catalogue(settings.model_url, key),
+            files=files or source_for(settings.tools),
         )
     )
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from toolhost.auth import Authenticator
-from toolhost.gateway import conversation_routes, models
+from toolhost.gateway import conversation_routes, files, models
 from toolhost.gateway.errors import bad_request
 from toolhost.gateway.http import answering, body_of, principal_of, sse, unless_left
 from toolhost.gateway.pages import number, page
@@ -36,6 +36,7 @@ def routes(gateway: Gateway, auth: Authenticator, max_body_bytes: int) -> list[R
         *own,
         *conversation_routes.routes(gateway, auth, max_body_bytes),
         *models.routes(gateway, auth),
+        *files.routes(gateway.store, gateway.files, auth),
     ]
 
 

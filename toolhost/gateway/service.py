@@ -48,6 +48,7 @@ from toolhost.gateway.run import Keep, Run, wire_text
 from toolhost.gateway.runs import Runs, current
 from toolhost.gateway.schema import CreateResponse
 from toolhost.gateway.sealing import Sealer
+from toolhost.gateway.sources import FileSource, NoFiles
 from toolhost.gateway.stores.base import Change, Conflict, Put, Remove, Store
 from toolhost.gateway.taps import RunTaps, RunTools, TapModel, ToolImages
 from toolhost.gateway.truncation import Fitter
@@ -83,6 +84,7 @@ class Parts:
     sealer: Sealer
     worker: str
     catalogue: Catalogue
+    files: FileSource = field(default_factory=NoFiles)
     ids: IdSource = field(default_factory=RandomIds)
     clock: Callable[[], float] = time.time
 
@@ -103,6 +105,10 @@ class Gateway:
         self.runs = Runs(self._keep, parts.worker, settings.max_background, self._begin, self._resumed)
         self._stack = AsyncExitStack()
         self._opened = False
+
+    @property
+    def files(self) -> FileSource:
+        return self._parts.files
 
     async def models(self) -> list[dict[str, Any]]:
         return await self._parts.catalogue.models()
