@@ -6,11 +6,11 @@ Above: `routes`. Below: `talks`, `http`, `schema`.
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from toolhost.auth import Authenticator
-from toolhost.gateway.http import answering, body_of, principal_of
+from toolhost.gateway.http import Json, answering, body_of, principal_of
 from toolhost.gateway.pages import page
 from toolhost.gateway.schema import CreateConversation, CreateItems, UpdateConversation, parse
 from toolhost.gateway.service import Gateway
@@ -44,26 +44,26 @@ class _Endpoints:
     async def create(self, request: Request) -> Response:
         _, principal = self._who(request)
         body = parse(CreateConversation, await body_of(request, self._limit))
-        return JSONResponse(shown(await self._talks.create(principal, body.items or [], body.metadata or {})))
+        return Json(shown(await self._talks.create(principal, body.items or [], body.metadata or {})))
 
     async def retrieve(self, request: Request) -> Response:
-        return JSONResponse(shown(await self._talks.get(*self._who(request))))
+        return Json(shown(await self._talks.get(*self._who(request))))
 
     async def update(self, request: Request) -> Response:
         ident, principal = self._who(request)
         body = parse(UpdateConversation, await body_of(request, self._limit))
-        return JSONResponse(shown(await self._talks.update(ident, principal, body.metadata)))
+        return Json(shown(await self._talks.update(ident, principal, body.metadata)))
 
     async def delete(self, request: Request) -> Response:
         ident, principal = self._who(request)
         await self._talks.delete(ident, principal)
-        return JSONResponse({"id": ident, "object": "conversation.deleted", "deleted": True})
+        return Json({"id": ident, "object": "conversation.deleted", "deleted": True})
 
     async def add_items(self, request: Request) -> Response:
         ident, principal = self._who(request)
         body = parse(CreateItems, await body_of(request, self._limit))
         items = await self._talks.add(ident, principal, body.items)
-        return JSONResponse(
+        return Json(
             {
                 "object": "list",
                 "data": items,
@@ -74,12 +74,12 @@ class _Endpoints:
         )
 
     async def list_items(self, request: Request) -> Response:
-        return JSONResponse(page(await self._talks.items(*self._who(request)), request.query_params))
+        return Json(page(await self._talks.items(*self._who(request)), request.query_params))
 
     async def retrieve_item(self, request: Request) -> Response:
         ident, principal = self._who(request)
-        return JSONResponse(await self._talks.item(ident, principal, request.path_params["item"]))
+        return Json(await self._talks.item(ident, principal, request.path_params["item"]))
 
     async def delete_item(self, request: Request) -> Response:
         ident, principal = self._who(request)
-        return JSONResponse(shown(await self._talks.remove(ident, principal, request.path_params["item"])))
+        return Json(shown(await self._talks.remove(ident, principal, request.path_params["item"])))

@@ -13,12 +13,12 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from toolhost.auth import Authenticator
 from toolhost.gateway.errors import not_found
-from toolhost.gateway.http import answering, principal_of
+from toolhost.gateway.http import Json, answering, principal_of
 from toolhost.gateway.pages import page
 from toolhost.gateway.records import container_key
 from toolhost.gateway.sources import FileEntry, FileSource
@@ -47,14 +47,14 @@ class _Endpoints:
         principal, session = await self._session(request)
         files = await self._source.list(principal, session)
         shown = [_shown(request.path_params["id"], entry) for entry in sorted(files, key=lambda one: one.modified)]
-        return JSONResponse(page(shown, request.query_params))
+        return Json(page(shown, request.query_params))
 
     async def shown(self, request: Request) -> Response:
         principal, session = await self._session(request)
         path = _path(request.path_params["file"])
         for entry in await self._source.list(principal, session):
             if entry.path == path:
-                return JSONResponse(_shown(request.path_params["id"], entry))
+                return Json(_shown(request.path_params["id"], entry))
         raise not_found("File", request.path_params["file"][:200])
 
     async def content(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ Above: routes. Below: `auth`, `errors`, `service`.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +25,13 @@ PING_S = 10.0
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Json(JSONResponse):
+    """A JSON answer in ASCII: models send halves of surrogate pairs, which only their escapes can carry."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
 def principal_of(request: Request, auth: Authenticator) -> str:
@@ -107,14 +115,14 @@ def answering(endpoint: Endpoint) -> Endpoint:
         try:
             response = await endpoint(request)
         except ApiError as error:
-            response = JSONResponse(error.as_body(), error.status)
+            response = Json(error.as_body(), error.status)
         except Refused as refused:
             body = ApiError(refused.status, refused.message, code="invalid_api_key" if refused.status == 401 else None)
-            response = JSONResponse(body.as_body(), refused.status)
+            response = Json(body.as_body(), refused.status)
             for name, value in refused.headers:
                 response.headers.append(name, value)
         except StoreError as error:
-            response = JSONResponse(ApiError(503, str(error), code="store_unavailable").as_body(), 503)
+            response = Json(ApiError(503, str(error), code="store_unavailable").as_body(), 503)
         except ClientDisconnect:
             response = Response(status_code=400)
         response.headers["x-request-id"] = ident

@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from toolhost.auth import Authenticator
 from toolhost.gateway.errors import ApiError
-from toolhost.gateway.http import answering, principal_of
+from toolhost.gateway.http import Json, answering, principal_of
 from toolhost.gateway.service import Gateway
 
 
 def routes(gateway: Gateway, auth: Authenticator) -> list[Route]:
     async def listed(request: Request) -> Response:
         principal_of(request, auth)
-        return JSONResponse({"object": "list", "data": await gateway.models()})
+        return Json({"object": "list", "data": await gateway.models()})
 
     async def one(request: Request) -> Response:
         principal_of(request, auth)
@@ -28,7 +28,7 @@ def routes(gateway: Gateway, auth: Authenticator) -> list[Route]:
         found: list[dict[str, Any]] = [model for model in await gateway.models() if model["id"] == ident]
         if not found:
             raise ApiError(404, f"The model '{ident}' does not exist.", param="model", code="model_not_found")
-        return JSONResponse(found[0])
+        return Json(found[0])
 
     return [
         Route("/v1/models", answering(listed), methods=["GET"]),

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from toolhost.auth import Authenticator
 from toolhost.gateway import conversation_routes, files, models
 from toolhost.gateway.errors import bad_request
-from toolhost.gateway.http import answering, body_of, principal_of, sse, unless_left
+from toolhost.gateway.http import Json, answering, body_of, principal_of, sse, unless_left
 from toolhost.gateway.pages import number, page
 from toolhost.gateway.run import Run
 from toolhost.gateway.schema import CreateResponse, parse
@@ -51,18 +51,18 @@ class _Endpoints:
         body = parse(CreateResponse, await body_of(request, self._limit))
         run = await self._gateway.create(body, principal)
         if body.background:
-            return sse(run.feed.read()) if body.stream else JSONResponse(run.record.response)
+            return sse(run.feed.read()) if body.stream else Json(run.record.response)
         leave = _leaving(run)
         if body.stream:
             return sse(run.feed.read(), leave)
-        return JSONResponse(await unless_left(request, run.done, leave))
+        return Json(await unless_left(request, run.done, leave))
 
     async def retrieve(self, request: Request) -> Response:
         principal, ident = principal_of(request, self._auth), request.path_params["id"]
         if request.query_params.get("stream") not in ("true", "True", "1"):
             if "starting_after" in request.query_params:
                 raise bad_request("starting_after needs stream=true", "starting_after", "invalid_value")
-            return JSONResponse(await self._gateway.retrieve(ident, principal))
+            return Json(await self._gateway.retrieve(ident, principal))
         after = number(request.query_params, "starting_after", -1)
         if after < -1:
             raise bad_request("starting_after must be 0 or more", "starting_after", "invalid_value")
@@ -72,20 +72,20 @@ class _Endpoints:
     async def delete(self, request: Request) -> Response:
         ident = request.path_params["id"]
         await self._gateway.delete(ident, principal_of(request, self._auth))
-        return JSONResponse({"id": ident, "object": "response", "deleted": True})
+        return Json({"id": ident, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         principal = principal_of(request, self._auth)
-        return JSONResponse(await self._gateway.cancel(request.path_params["id"], principal))
+        return Json(await self._gateway.cancel(request.path_params["id"], principal))
 
     async def input_items(self, request: Request) -> Response:
         principal = principal_of(request, self._auth)
         items = await self._gateway.input_items(request.path_params["id"], principal)
-        return JSONResponse(page(items, request.query_params))
+        return Json(page(items, request.query_params))
 
     async def trace(self, request: Request) -> Response:
         principal = principal_of(request, self._auth)
-        return JSONResponse(await self._gateway.trace(request.path_params["id"], principal))
+        return Json(await self._gateway.trace(request.path_params["id"], principal))
 
 
 def _leaving(run: Run) -> Any:

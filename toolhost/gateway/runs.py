@@ -46,6 +46,7 @@ class Runs:
     resume: Resume
     _running: dict[str, Run] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _performing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.max_background)
@@ -66,6 +67,8 @@ class Runs:
         for run in [run for run in self._running.values() if run.begun]:
             await run.fail("the gateway was stopped before the end of this response")
             run.cancel()
+        if self._performing:
+            await asyncio.wait(self._performing, timeout=SHUTDOWN_S)  # their tools are cleaned up, too
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -86,7 +89,7 @@ class Runs:
         """
         if not run.record.background:
             await self._begin(run)
-            self._spawn(self._perform(run))
+            self._keep_going(self._perform(run))
         elif self._places.locked():
             self._running[run.id] = run
             self._spawn(self._wait_and_perform(run))
@@ -97,7 +100,7 @@ class Runs:
             except BaseException:
                 self._places.release()
                 raise
-            self._spawn(self._perform(run, self._places.release))
+            self._keep_going(self._perform(run, self._places.release))
 
     async def _begin(self, run: Run) -> None:
         self._running[run.id] = run
@@ -110,8 +113,8 @@ class Runs:
     async def _wait_and_perform(self, run: Run) -> None:
         async with self._places:
             try:
-                if run.done.done():
-                    return
+                if run.done.done() or self._closing:
+                    return  # cancelled while it waited; or left to whoever comes next
                 await self.begin(run)
             except Exception as error:  # noqa: BLE001 - it is the response that fails, visibly
                 await run.fail(str(error), "invalid_prompt")
@@ -119,7 +122,7 @@ class Runs:
             finally:
                 if not run.begun:
                     self._running.pop(run.id, None)
-            await self._perform(run)
+            await self._keep_going(self._perform(run))
 
     async def _perform(self, run: Run, then: Callable[[], None] = lambda: None) -> None:
         watching = self._spawn(self._watch(run))
@@ -284,6 +287,12 @@ class Runs:
         if unit is None or unit.busy != record.id:
             return []
         return [conversations.released(unit, record.id, used).put(conversations.ttl_of(unit))]
+
+    def _keep_going(self, work: Any) -> asyncio.Task[None]:
+        task = self._spawn(work)
+        self._performing.add(task)
+        task.add_done_callback(self._performing.discard)
+        return task
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work)

@@ -219,6 +219,14 @@ def _get(connection: sqlite3.Connection, key: str) -> Row | None:
     return Row(key, found[0], json.loads(found[1]))
 
 
+def _length(connection: sqlite3.Connection, key: str) -> int:
+    """Entries of a log, whose numbers have no gaps; by its last one, for logs are long."""
+    last = connection.execute(
+        "SELECT number FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", (key,)
+    ).fetchone()
+    return 0 if last is None else int(last[0]) + 1
+
+
 def _version(connection: sqlite3.Connection, key: str) -> int:
     found = connection.execute("SELECT version, expires FROM rows WHERE key = ?", (key,)).fetchone()
     if found is None:
@@ -237,8 +245,7 @@ def _apply(connection: sqlite3.Connection, changes: Sequence[Change]) -> None:
                 if _version(connection, key) != version:
                     raise Conflict(key)
             case Append(key, first, _):
-                length = connection.execute("SELECT count(*) FROM entries WHERE key = ?", (key,)).fetchone()[0]
-                if length != first:
+                if _length(connection, key) != first:
                     raise Conflict(key)
     now = time.time()
     for change in changes:
