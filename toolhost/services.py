@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from filelock import FileLock, Timeout
+from prometheus_client import CollectorRegistry
 
 from sandboxes.backends.base import Backend
 from sandboxes.manager import SessionManager
@@ -120,19 +121,22 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         observer=Observers(LogObserver(), metrics, *traces(settings)),
     )
     metrics.watch(lambda: manager.counts)
-    gateway = _gateway(settings, namespaces, manager) if settings.gateway.enabled else None
+    gateway = _gateway(settings, namespaces, manager, metrics.registry) if settings.gateway.enabled else None
     return Services(settings, manager, namespaces, auth, metrics, backend, gateway)
 
 
-def _gateway(settings: Settings, namespaces: Mapping[str, Namespace], sessions: SessionManager) -> Gateway:
+def _gateway(
+    settings: Settings, namespaces: Mapping[str, Namespace], sessions: SessionManager, registry: CollectorRegistry
+) -> Gateway:
     """The Responses gateway over this host's own namespaces. Its packages are an extra, loaded when it is wanted."""
     try:
         from toolhost.gateway.assembly import assemble
+        from toolhost.gateway.counts import Counts
         from toolhost.tool_factory import OwnFiles, ToolFactory
     except ImportError as error:
         raise ConfigurationError("--gateway needs more packages: pip install 'toolhost[gateway]'") from error
     factory = ToolFactory(namespaces, sessions.attach, settings)
-    return assemble(settings.gateway, settings.state_dir, factory, OwnFiles(sessions.files, settings))
+    return assemble(settings.gateway, settings.state_dir, factory, OwnFiles(sessions.files, settings), Counts(registry))
 
 
 @contextmanager

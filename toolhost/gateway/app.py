@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from toolhost import __version__
 from toolhost.auth import Authenticator
 from toolhost.config import Settings
 from toolhost.gateway.errors import ApiError
+from toolhost.gateway.http import answering, principal_of
 from toolhost.gateway.routes import routes
 from toolhost.gateway.service import Gateway
 
@@ -36,8 +38,16 @@ def create_app(gateway: Gateway, auth: Authenticator, settings: Settings) -> Sta
     async def live(_: Request) -> Response:
         return JSONResponse({"status": "alive", "version": __version__})
 
+    async def metrics(request: Request) -> Response:
+        principal_of(request, auth)
+        return Response(generate_latest(gateway.counts.registry), media_type=CONTENT_TYPE_LATEST)
+
     app = Starlette(
-        routes=[Route("/livez", live), *routes(gateway, auth, settings.gateway.max_body_bytes)],
+        routes=[
+            Route("/livez", live),
+            Route("/metrics", answering(metrics)),
+            *routes(gateway, auth, settings.gateway.max_body_bytes),
+        ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _on_http_error, Exception: _on_error},
     )

@@ -13,6 +13,7 @@ import httpx2
 
 from toolhost.config import GatewaySettings
 from toolhost.errors import ConfigurationError
+from toolhost.gateway.counts import Counts
 from toolhost.gateway.errors import ApiError
 from toolhost.gateway.sealing import Sealer
 from toolhost.gateway.service import Gateway, Parts
@@ -31,6 +32,7 @@ def assemble(
     state_dir: Path,
     tools: ToolServer | ToolServerFactory,
     files: FileSource | None = None,
+    counts: Counts | None = None,
 ) -> Gateway:
     """A gateway over these tools; not yet open. `files` None: the tool host's of the settings, over HTTP.
 
@@ -49,6 +51,7 @@ def assemble(
             worker=f"gw_{secrets.token_hex(8)}",
             catalogue=Catalogue(settings.model_url, key),
             files=files or source_for(settings.tools),
+            counts=counts or Counts(),
         )
     )
 

@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from toolhost.gateway.counts import Counts
 from toolhost.gateway.records import OPEN, ResponseRecord, lease_key, response_key, turn_key
 from toolhost.gateway.replay import Replay
 from toolhost.gateway.run import STOPPED, Keep, Run, failing, sealing
@@ -44,6 +46,7 @@ class Runs:
     max_background: int
     begin: Begin
     resume: Resume
+    counts: Counts
     _running: dict[str, Run] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _performing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -51,6 +54,7 @@ class Runs:
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.max_background)
         self._closing = False
+        self.counts.watch(lambda: len(self._running))
 
     async def open(self) -> None:
         if not self.keep.store.shared:
@@ -126,9 +130,12 @@ class Runs:
 
     async def _perform(self, run: Run, then: Callable[[], None] = lambda: None) -> None:
         watching = self._spawn(self._watch(run))
+        started = time.monotonic()
         try:
             await run.finish()
         finally:
+            if run.done.done() and not run.done.cancelled():
+                self.counts.ended(run.done.result()["status"], time.monotonic() - started)
             watching.cancel()
             self._running.pop(run.id, None)
             then()
@@ -258,6 +265,7 @@ class Runs:
         except Exception as error:  # noqa: BLE001 - it is the response that fails, visibly
             await self._close(record, str(error))
             return
+        self.counts.adopted("resumed")
         run.lease_version = lease_version
         self._running[run.id] = run
         self._spawn(self._wait_and_perform(run))
@@ -280,6 +288,7 @@ class Runs:
         changes += await self._released(record, turn is not None)
         with contextlib.suppress(Conflict):  # somebody was faster: a cancel, or its runner after all
             await self.keep.store.write(*changes)
+            self.counts.adopted("closed")
 
     async def _released(self, record: ResponseRecord, used: bool) -> list[Change]:
         conversations = self.keep.conversations

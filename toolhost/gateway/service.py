@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from toolhost.config import GatewaySettings
 from toolhost.gateway import items as client_items
 from toolhost.gateway.conversations import Conversations, Place
+from toolhost.gateway.counts import Counts
 from toolhost.gateway.errors import ApiError, bad_request, not_found, of_loop
 from toolhost.gateway.feed import follow
 from toolhost.gateway.ledger import StoredApprovals, StoredRegistry
@@ -85,6 +86,7 @@ class Parts:
     worker: str
     catalogue: Catalogue
     files: FileSource = field(default_factory=NoFiles)
+    counts: Counts = field(default_factory=Counts)
     ids: IdSource = field(default_factory=RandomIds)
     clock: Callable[[], float] = time.time
 
@@ -102,9 +104,13 @@ class Gateway:
         self._approvals = StoredApprovals(parts.store, settings.ttl_s)
         self._remote = RemoteServers(settings.remote_servers)
         self._fitter = Fitter(parts.model, settings.context_tokens)
-        self.runs = Runs(self._keep, parts.worker, settings.max_background, self._begin, self._resumed)
+        self.runs = Runs(self._keep, parts.worker, settings.max_background, self._begin, self._resumed, parts.counts)
         self._stack = AsyncExitStack()
         self._opened = False
+
+    @property
+    def counts(self) -> Counts:
+        return self._parts.counts
 
     @property
     def files(self) -> FileSource:

@@ -136,6 +136,16 @@ async def test_a_background_request_that_cannot_run_is_refused_at_once(serve: Se
     assert not await served.gateway.store.due()
 
 
+async def test_the_metrics_count_what_ended(serve: Serve) -> None:
+    served = await serve([{"text": "ok"}, {"status": 500}])
+    for _ in range(2):
+        await served.client.responses.create(model="fake", input="Hi")
+    lines = (await served.http.get("/metrics")).text.splitlines()
+    assert 'toolhost_responses_total{status="completed"} 1.0' in lines
+    assert 'toolhost_responses_total{status="failed"} 1.0' in lines
+    assert "toolhost_response_seconds_count 2.0" in lines
+
+
 async def test_a_failing_model_ends_as_failed_and_the_chain_goes_on_from_before(serve: Serve) -> None:
     served = await serve([{"text": "ok"}, {"status": 500}, {"text": "better"}])
     first = await served.client.responses.create(model="fake", input="Hi")
