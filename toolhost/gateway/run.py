@@ -19,6 +19,7 @@ from toolhost.gateway.conversations import Conversations, added
 from toolhost.gateway.feed import Feed, entry
 from toolhost.gateway.prepare import STATEFUL, Asked, summarized
 from toolhost.gateway.records import (
+    OPEN,
     Item,
     ResponseRecord,
     Status,
@@ -129,7 +130,8 @@ class Run:
         if self._keep is None or self.done.done():
             return
         row = await self._keep.store.get(response_key(self.id))
-        if row is None or row.version != self.record.version:
+        # By its status, not its version: this run may be writing the row at this very moment.
+        if row is None or row.data["status"] not in OPEN:
             self.cancel()
 
     # --- the loop's observer -----------------------------------------------------------------------------------------

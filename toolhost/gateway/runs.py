@@ -29,6 +29,7 @@ Begin = Callable[[Run], Awaitable[None]]
 """Starts a run's loop. Raises RequestError, ApiError."""
 
 SHUTDOWN_S = 10.0
+PAGE = 100
 SEAL_S = 3.0
 """How long a cancel waits for the runner to close what is open."""
 
@@ -233,19 +234,25 @@ class Runs:
         await run.look()
 
     async def reconcile(self) -> None:
-        """Take over what nobody renews."""
-        for key in await self.keep.store.due():
-            ident = key.partition("/")[2]
-            if not key.startswith("lease/") or ident in self._running:
-                continue
-            row = await self.keep.store.get(key)
-            if row is None:
-                continue
-            try:
-                await self.keep.store.write(self.lease(ident, row.version))
-            except Conflict:
-                continue
-            await self._take_over(ident, row.version + 1)
+        """Take over what nobody renews. What is taken is not due any more, so pages come to an end."""
+        while True:
+            found = await self.keep.store.due(PAGE)
+            taken = [key for key in found if await self._take(key)]
+            if not taken or len(found) < PAGE:
+                return
+
+    async def _take(self, key: str) -> bool:
+        """Take over one lease, if it is one and nobody else does; whether it was taken."""
+        ident = key.partition("/")[2]
+        row = await self.keep.store.get(key)
+        if row is None or not key.startswith("lease/") or ident in self._running:
+            return False
+        try:
+            await self.keep.store.write(self.lease(ident, row.version))
+        except Conflict:
+            return False
+        await self._take_over(ident, row.version + 1)
+        return True
 
     async def _take_over(self, ident: str, lease_version: int) -> None:
         row = await self.keep.store.get(response_key(ident))
