@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 LISTEN ?= 127.0.0.1:8000
 SEED ?= $(shell date +%s)
+# Tests run in so many processes, a file in one: most wait for sandboxes and clients rather than compute.
+JOBS ?= 3
 PYTEST_ARGS ?=
 
 .PHONY: help serve test lint clients image torture bench wheel clean
@@ -33,7 +35,7 @@ lint: $(VENV)/ready ## Ruff, strict typing, the rooms' import contracts
 
 test: $(VENV)/ready lint ## Run all that this machine can; name what it could not, and why
 	@$(BIN)/toolhost setup
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 
 clients: $(VENV)/ready ## Build the environments of the clients that tests drive (vLLM's classes, mcp 1.12, 1.x, 2.x, …)
 	$(BIN)/python -m tests.clients.environments

@@ -76,6 +76,9 @@ class RawClient:
             f"POST {self._endpoint} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{self._headers}\r\n"
         )
+        if self._answers.at_eof():  # the server closes a connection that was quiet for some seconds
+            self._post.close()
+            self._answers, self._post = await asyncio.open_connection(self._host, self._port)
         self._post.write(head.encode() + body)
         answer = await self._answers.readuntil(b"\r\n\r\n")
         if b" 202 " not in answer.split(b"\r\n", 1)[0]:

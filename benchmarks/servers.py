@@ -55,7 +55,7 @@ def bare() -> Starlette:
 def main() -> None:
     kind, port = sys.argv[1], int(sys.argv[2])
     app = {"empty-mcp": empty_mcp, "bare": bare}[kind]()
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="critical", access_log=False)
 
 
 if __name__ == "__main__":

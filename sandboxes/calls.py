@@ -40,9 +40,11 @@ from sandboxes.lifecycle import OVER, Phase, Transition
 from sandboxes.receipts import lost_outcome, never_started_outcome, of_memory
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Run, Session
-from sandboxes.spec import Cause, CauseKind, Ending, Execution, Outcome
+from sandboxes.spec import Cause, CauseKind, Ending, Execution, Outcome, State
 from sandboxes.starter import SessionOver, Starter
 from sandboxes.stores.base import AttemptRecord
+
+_CUT_SHORT = (Ending.KILLED, Ending.INTERRUPTED, Ending.TIMED_OUT)
 
 
 class Calls:
@@ -108,7 +110,15 @@ class Calls:
         if not run.registered:
             run.task.cancel()
         elif session.running is run and session.sandbox is not None:
-            self._keeper.spawn(session.sandbox.cancel(run.attempt_id, why), "cancel")
+            self._keeper.spawn(self._cancel(session, session.sandbox, run, why), "cancel")
+
+    @staticmethod
+    async def _cancel(session: Session, sandbox: Sandbox, run: Run, why: str) -> None:
+        try:
+            await sandbox.cancel(run.attempt_id, why)
+        except (ChannelLost, StateLost):
+            if session.phase not in OVER:  # else its sandbox is being ended, and the code with it
+                raise
 
     async def collect(self, session: Session, attempt_id: str) -> Outcome:
         """The outcome of an attempt of an open session. Raises AttemptUnknown, AttemptExpired, ChannelLost."""
@@ -226,6 +236,11 @@ class Calls:
     def _finish(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
         keeper = self._keeper
         receipt = dataclasses.replace(outcome.receipt, session=str(session.key), digest=run.digest)
+        if session.phase in OVER and receipt.ending in _CUT_SHORT:
+            # What ended it and what is left is the closing's to say, whatever the agent did on its way out.
+            cause = Cause(CauseKind.SESSION_CLOSED)
+            receipt = dataclasses.replace(receipt, ending=Ending.KILLED, state=State.LOST, cause=cause)
+            outcome = dataclasses.replace(outcome, notes=(_ended_note(session),))
         outcome = dataclasses.replace(outcome, receipt=receipt)
         if session.record.lost_reason is not None and receipt.ending is not Ending.LOST:
             outcome = dataclasses.replace(outcome, state_lost_before=session.record.lost_reason)
@@ -259,7 +274,7 @@ class Calls:
         keeper = self._keeper
         closing = session.phase in OVER
         if closing:
-            note = f"{session.end_note}; the code was ended"
+            note = _ended_note(session)
         else:
             note = f"the sandbox was lost while the code ran: {error.message}; variables are lost, files are kept"
             keeper.lose(session, f"the sandbox is gone: {error.message}", tell=not run.waiters)
@@ -276,7 +291,7 @@ class Calls:
 
     def _cause(self, error: StateLost, closing: bool) -> Cause:
         if closing:
-            return Cause(CauseKind.CANCEL)
+            return Cause(CauseKind.SESSION_CLOSED)
         if isinstance(error, SandboxOutOfMemory):
             return Cause(CauseKind.OUT_OF_MEMORY, limit=self._keeper.settings.spec.limits.memory_bytes)
         return Cause(CauseKind.SANDBOX_LOST)
@@ -367,6 +382,10 @@ class Calls:
         if isinstance(error, SandboxError):
             error.session = error.session or str(session.key)
             error.attempt = error.attempt or run.attempt_id
+
+
+def _ended_note(session: Session) -> str:
+    return f"{session.end_note}; the code was ended, and its variables and files are gone"
 
 
 def kept(known: AttemptRecord) -> Outcome:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -181,8 +182,11 @@ class AgentClient:
         """Climbs the ladder; the outcome goes to who waits for it. `why`: "cancel" or "operator"."""
         await self._ask("cancel", attempt=attempt, why=why)
 
-    async def ack(self, attempts: list[str]) -> None:
-        await self._ask("ack", attempts=attempts)
+    def acknowledge(self, attempts: list[str]) -> None:
+        """The agent may forget these results. Nobody waits for its answer."""
+        if self._failure is None:
+            frame = {"t": "ack", "id": next(self._ids), "attempts": attempts}
+            self._channel.writer.write(wire.encode(frame))
 
     async def restart(self) -> int:
         """A new interpreter. Returns its epoch."""
@@ -194,11 +198,13 @@ class AgentClient:
     async def stop(self) -> None:
         await self._ask("stop")
 
-    async def list_files(self, path: str) -> list[codec.Fields]:
-        found = (await self._ask("files", deadline_s=60, op="list", path=path)).get("files")
-        if not isinstance(found, list):
-            raise self._broke("files: not a list")
-        return [self._checked(codec.mapping, item, "files") for item in found]
+    async def list_files(self, path: str) -> tuple[list[codec.Fields], bool]:
+        """Entries, and whether these are all: the agent cuts what is too long."""
+        answer = await self._ask("files", deadline_s=60, op="list", path=path)
+        found, complete = answer.get("files"), answer.get("complete")
+        if not isinstance(found, list) or not isinstance(complete, bool):
+            raise self._broke("files: not a list, or not said whether it is complete")
+        return [self._checked(codec.mapping, item, "files") for item in found], complete
 
     async def put_file(self, path: str, upload: str, offset: int, piece: bytes, *, last: bool) -> int:
         """One piece of an upload. Returns the size so far."""
@@ -265,20 +271,21 @@ class AgentClient:
         try:
             # After `accepted` an earlier execution may still run (this one then waits its turn inside): as long as the
             # connection answers pings, its own bound begins when it started.
-            deadline_s = REPLY_S
-            while True:
-                frame = await self._next(waiter, deadline_s)
-                if frame["t"] == "accepted":
-                    deadline_s = START_S + bound.backstop_s
-                elif frame["t"] == "started":
-                    deadline_s = bound.backstop_s
-                elif frame["t"] == "result":
-                    outcome = self._checked(codec.read_outcome, frame)
-                    if outcome.receipt.attempt_id != attempt:
-                        raise self._broke("the result of another attempt")
-                    return outcome
-                else:
-                    raise self._broke(f"{frame['t']} in answer to {t}")
+            loop = asyncio.get_running_loop()
+            async with self._deadline(REPLY_S) as deadline:
+                while True:
+                    frame = await self._reply(waiter)
+                    if frame["t"] == "accepted":
+                        deadline.reschedule(loop.time() + START_S + bound.backstop_s)
+                    elif frame["t"] == "started":
+                        deadline.reschedule(loop.time() + bound.backstop_s)
+                    elif frame["t"] == "result":
+                        outcome = self._checked(codec.read_outcome, frame)
+                        if outcome.receipt.attempt_id != attempt:
+                            raise self._broke("the result of another attempt")
+                        return outcome
+                    else:
+                        raise self._broke(f"{frame['t']} in answer to {t}")
         finally:
             self._waiters.pop(ident, None)
 
@@ -296,17 +303,27 @@ class AgentClient:
         return ident, waiter
 
     async def _next(self, waiter: _Waiter, deadline_s: float) -> codec.Fields:
-        """The next reply. Raises what the connection died of, the agent's error, or ChannelLost at the deadline."""
-        if waiter.frames.empty() and self._failure is not None:
-            raise self._failure
+        """`_reply` with a deadline."""
+        async with self._deadline(deadline_s):
+            return await self._reply(waiter)
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, deadline_s: float) -> AsyncIterator[asyncio.Timeout]:
+        """Raises ChannelStalled when it passes."""
         try:
-            async with asyncio.timeout(deadline_s):
-                frame = await waiter.frames.get()
+            async with asyncio.timeout(deadline_s) as deadline:
+                yield deadline
         except TimeoutError:
             # It is open and does not answer: nobody else should wait for it either.
             lost = ChannelStalled("transport lost: no answer in time; the result can be fetched again")
             self._fail(lost)
             raise lost from None
+
+    async def _reply(self, waiter: _Waiter) -> codec.Fields:
+        """The next reply. Raises what the connection died of, or the agent's error."""
+        if waiter.frames.empty() and self._failure is not None:
+            raise self._failure
+        frame = await waiter.frames.get()
         if isinstance(frame, SandboxError):
             raise frame
         if frame["t"] == "error":

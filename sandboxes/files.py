@@ -32,6 +32,14 @@ class FileInfo:
     kind: str
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Entries by path. Not `complete`: there are more, beyond what one answer of the agent holds."""
+
+    files: list[FileInfo]
+    complete: bool
+
+
 class SessionFiles:
     """Raises SessionUnknown where nothing is open, CallRefused for what the agent refuses, and the channel's errors.
 
@@ -43,10 +51,11 @@ class SessionFiles:
         self._starter = starter
         self._request = request
 
-    async def list(self, path: str = ".") -> list[FileInfo]:
+    async def list(self, path: str = ".") -> Listing:
         client = await self._client()
+        entries, complete = await client.list_files(path)
         try:
-            return [_read_info(entry) for entry in await client.list_files(path)]
+            return Listing([_read_info(entry) for entry in entries], complete)
         except ValueError as error:
             raise WireError(f"the agent broke the protocol: {error}") from None
 

@@ -40,7 +40,7 @@ class Health:
     async def _check(self) -> None:
         result: SandboxError | None = None
         try:
-            await self._keeper.store.put_resource(KEY, "health", b"")
+            await self._keeper.store.put_parts(KEY, "health", {"": b""})
             await self._run_code()
         except SandboxError as error:
             result = error

@@ -9,6 +9,7 @@ it; later changes are written in the background, because the agent's ticket, epo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Coroutine, Sequence
@@ -27,7 +28,7 @@ from sandboxes.settings import ManagerSettings
 from sandboxes.spec import Handle, Retention, SessionKey, SessionRequest
 from sandboxes.stores.base import AttemptRecord, SessionRecord, Store
 
-SETTLE_DELAY_S = 0.004  # outcomes of so long share one commit
+SETTLE_DELAY_S = 0.025  # outcomes of so long share one commit, unless somebody waits for it
 MAX_LATE = 64  # outcomes of one session that wait in memory for a store that cannot be written
 
 WHY_CLOSED = {
@@ -69,8 +70,9 @@ class Keeper:
         self.busy_ids: set[str] = set()  # launch keys and sandbox ids that are no session's yet: not orphans
         self._opening: dict[SessionKey, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[object]] = set()
-        self._unsettled: list[tuple[Session, Run]] = []
+        self._unsettled: dict[int, tuple[Session, Run]] = {}  # by the run's identity
         self._settling: asyncio.Task[None] | None = None
+        self._settle_now = asyncio.Event()
 
     # --- background tasks --------------------------------------------------------------------------------------------
 
@@ -340,26 +342,29 @@ class Keeper:
         if len(late) > MAX_LATE:  # the store is down for long: the agent has them too
             session.runs.pop(late[0].attempt_id, None)
             session.astray.add(late[0].attempt_id)
-        if all(run is not other for _, other in self._unsettled):
-            self._unsettled.append((session, run))
+        self._unsettled.setdefault(id(run), (session, run))
         if self._settling is None:
             self._settling = asyncio.create_task(self._settle(), name="store")
 
     async def settled(self) -> None:
         """Returns when what `settle_soon` was given is committed, or could not be: a later sweep tries again."""
         if self._settling is not None:
+            self._settle_now.set()
             await asyncio.shield(self._settling)
 
     async def _settle(self) -> None:
         try:
-            await asyncio.sleep(SETTLE_DELAY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_DELAY_S):
+                    await self._settle_now.wait()
             while self._unsettled:
-                batch, self._unsettled = self._unsettled, []
-                await self.settle(batch)
+                batch, self._unsettled = self._unsettled, {}
+                await self.settle(list(batch.values()))
         except SandboxError as error:
             self.observer.failed("store", error)
         finally:
             self._settling = None
+            self._settle_now.clear()
 
     async def settle(self, batch: Sequence[tuple[Session, Run]]) -> None:
         """Commits outcomes, then lets the agents forget them. Raises StoreUnavailable; they stay in memory then."""

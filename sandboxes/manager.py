@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sandboxes.admission import Admission
 from sandboxes.adoption import Adopted, adopt
@@ -270,13 +270,13 @@ class SessionManager:
         """A session's files, through its agent."""
         return SessionFiles(self._keeper, self._starter, _request(key))
 
-    async def resource_state(self, key: SessionKey, name: str) -> bytes | None:
-        """The committed state of an open session's resource, None when it has none. Makes and touches nothing.
+    async def resource_parts(self, key: SessionKey, name: str) -> Mapping[str, bytes]:
+        """The committed parts of an open session's resource, empty when it has none. Makes and touches nothing.
 
         Raises SessionUnknown, StoreUnavailable.
         """
         self._known(key)
-        return await self._store.get_resource(key, name)
+        return await self._store.get_parts(key, name)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -414,7 +414,7 @@ class Attachment:
         return b"".join(pieces)
 
     async def resource(self, name: str, factory: ResourceFactory) -> Resource:
-        """The session's resource of that name, made on first use, from its stored state where there is one.
+        """The session's resource of that name, made on first use, from its stored parts where there are any.
 
         Counts as a call, and starts no sandbox. Raises CallRefused, StoreUnavailable.
         """
@@ -426,16 +426,16 @@ class Attachment:
                     continue
                 resource = session.resources.get(name)
                 if resource is None:
-                    resource = factory(await manager._store.get_resource(self.key, name))
+                    resource = factory(await manager._store.get_parts(self.key, name))
                     session.resources[name] = resource
                     session.update(calls=session.record.calls + 1)
                 return resource
 
     async def save(self, name: str) -> None:
-        """Commits the state of a resource now. Raises StoreUnavailable."""
+        """Commits what has changed in a resource now, all of it or nothing. Raises StoreUnavailable."""
         session = self.session
         if session is not None and session.phase not in OVER and (resource := session.resources.get(name)) is not None:
-            await self._manager._store.put_resource(self.key, name, resource.state())
+            await self._manager._store.put_parts(self.key, name, resource.changes())
 
     async def cleanup(self) -> None:
         """The client's clean-up: idempotent, returns at once; what it ends, ends in the background."""

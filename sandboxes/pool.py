@@ -19,6 +19,7 @@ from sandboxes.sandbox import Sandbox
 from sandboxes.spec import SandboxSpec
 
 RETRY_S = 5.0  # after a launch that failed
+REFILL_S = 0.1  # after one was taken: its first call goes before a launch, which takes a processor for a while
 READY_S = 60.0  # from the launch to an interpreter with its pre-imports
 POLL_S = 0.02
 
@@ -37,6 +38,7 @@ class Pool:
         self._observer = observer
         self._ready: deque[Sandbox] = deque()
         self._launching: Sandbox | str | None = None
+        self._taken = False
         self._awaited = 0  # who waits for what is being launched: it is not sent away as surplus
         self._changed = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -80,6 +82,7 @@ class Pool:
         """A ready sandbox that is now the caller's, or None."""
         while self._ready:
             sandbox = self._ready.popleft()
+            self._taken = True
             self._changed.set()
             if sandbox.connected:
                 sandbox.on_lost = None
@@ -116,6 +119,10 @@ class Pool:
                 while self._ready and not self._awaited and self.count > max(self._room(), 0):
                     self._remove(self._ready.popleft())
                 await self._changed.wait()
+                continue
+            if self._taken:
+                self._taken = False
+                await asyncio.sleep(REFILL_S)
                 continue
             try:
                 self._ready.append(await self._launch())

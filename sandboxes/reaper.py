@@ -35,22 +35,31 @@ def due(session: Session, now: float, settings: ManagerSettings) -> CloseReason 
     return None
 
 
-def eviction_order(sessions: Iterable[Session], principal: str, *, capped: bool, now: float, settings: ManagerSettings,
-                   fair_share: float) -> list[Session]:  # fmt: skip
+def eviction_order(
+    sessions: Iterable[Session],
+    principal: str,
+    *,
+    capped: bool,
+    now: float,
+    settings: ManagerSettings,
+    fair_share: float,
+) -> list[Session]:
     """Which sessions may be closed so that `principal` gets a place, best first. Pure.
 
-    Never one that runs, or was used within `evict_after_s`. First its own: those of requests and connections, then
-    chosen ones, then retained ones, each least recently used first. When it is the total that is reached, then those of
-    principals that hold more than a fair share, in the same order, but never another's retained ones.
+    Never one that runs, or was used within `evict_after_s` (retained: `evict_retained_after_s`). First its own: those
+    of requests and connections, then chosen ones, each least recently used first. When it is the total that is reached,
+    then those of principals that hold more than a fair share, in the same order. Its own retained ones come last, and
+    another's never: behind one inference server all users may be one principal, and who retains means to come back.
     """
-    rank = {Retention.REQUEST: 0, Retention.CONNECTION: 0, Retention.CHOSEN: 1, Retention.RETAINED: 2}
+    rank = {Retention.REQUEST: 0, Retention.CONNECTION: 0, Retention.CHOSEN: 1}
     held: dict[str, int] = {}
     candidates = []
     for session in sessions:
         if session.slot is None:
             continue
         held[session.key.principal] = held.get(session.key.principal, 0) + 1
-        rested = now - session.used_at >= settings.evict_after_s
+        retained = session.retention is Retention.RETAINED
+        rested = now - session.used_at >= (settings.evict_retained_after_s if retained else settings.evict_after_s)
         if session.phase is Phase.IDLE and not session.busy and rested:
             candidates.append(session)
 
@@ -62,7 +71,12 @@ def eviction_order(sessions: Iterable[Session], principal: str, *, capped: bool,
 
     return sorted(
         filter(allowed, candidates),
-        key=lambda s: (s.key.principal != principal, rank[s.retention], s.used_at),
+        key=lambda s: (
+            s.retention is Retention.RETAINED,
+            s.key.principal != principal,
+            rank.get(s.retention, 0),
+            s.used_at,
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
 RECONNECTS = 3
 BACKOFF_S = 0.05
 USAGE_S = 2.0
-ACK_DELAY_S = 0.02  # acknowledgements of so long go in one frame
+ACK_DELAY_S = 0.5  # acknowledgements go with the next call, or after so long
 
 
 class Sandbox:
@@ -31,7 +31,7 @@ class Sandbox:
         self._client: AgentClient | None = None
         self._connecting = asyncio.Lock()
         self._acks: list[str] = []
-        self._acking: asyncio.Task[None] | None = None
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._ended = False
         self._memory_kills = 0
 
@@ -77,9 +77,12 @@ class Sandbox:
         Raises StateLost with what the engine says of the end, ChannelLost when it runs and cannot be reached, and what
         `AgentClient.execute` raises.
         """
-        return await self._persist(
-            lambda client: client.execute(attempt, digest, call, bound, cap=cap, queued_at=queued_at, on_event=on_event)
-        )
+
+        def ask(client: AgentClient) -> Coroutine[None, None, Outcome]:
+            self._send_acks(client)
+            return client.execute(attempt, digest, call, bound, cap=cap, queued_at=queued_at, on_event=on_event)
+
+        return await self._persist(ask)
 
     async def attach(self, attempt: str, bound: Bound, on_event: OnEvent | None = None) -> Outcome:
         """Joins or collects an attempt. Raises AttemptUnknown, and as `execute` does."""
@@ -90,17 +93,15 @@ class Sandbox:
         await client.cancel(attempt, why)
 
     def acknowledge(self, attempt: str) -> None:
-        """The ledger has committed this attempt: the agent may forget it. Sent soon, with others."""
+        """The ledger has committed this attempt: the agent may forget it. Sent with the next call, or soon."""
         self._acks.append(attempt)
-        if self._acking is None:
-            self._acking = asyncio.create_task(self._send_acks(), name="acknowledge")
+        if self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._acks_due)
 
     async def close(self) -> None:
         """Ends the connection; the sandbox lives on. Never raises."""
-        acking, self._acking = self._acking, None
-        if acking is not None:
-            acking.cancel()
-            await asyncio.gather(acking, return_exceptions=True)
+        if self._client is not None:
+            self._send_acks(self._client)
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -155,17 +156,18 @@ class Sandbox:
             error = SandboxOutOfMemory if status.out_of_memory else StateLost
             raise error(describe(status), sandbox=self.handle.sandbox_id)
 
-    async def _send_acks(self) -> None:
-        await asyncio.sleep(ACK_DELAY_S)
-        while self._acks:
+    def _acks_due(self) -> None:
+        if self._client is not None:
+            self._send_acks(self._client)
+
+    def _send_acks(self, client: AgentClient) -> None:
+        """One that is lost changes nothing: who connects next finds its result kept, and settles it again."""
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        if self._acks:
             acks, self._acks = self._acks, []
-            if self._client is None or not self._client.alive:
-                break  # whoever connects next finds them kept, and settles them again, which changes nothing
-            try:
-                await self._client.ack(acks)
-            except SandboxError:
-                break
-        self._acking = None
+            client.acknowledge(acks)
 
     def _lost(self) -> None:
         if self.on_lost is not None:

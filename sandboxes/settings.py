@@ -36,6 +36,7 @@ class ManagerSettings:
     max_waiting: int = 256
     queue_s: float = 30.0
     evict_after_s: float = 60.0  # a session that was idle for less is never evicted for another
+    evict_retained_after_s: float = 10 * 60.0  # a retained one not for less than this
 
     # The warm pool.
     pool_size: int = 0

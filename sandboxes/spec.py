@@ -210,6 +210,7 @@ class CauseKind(enum.StrEnum):
     OPERATOR = "operator"
     SANDBOX_LOST = "sandbox_lost"
     TRANSPORT_LOST = "transport_lost"
+    SESSION_CLOSED = "session_closed"  # by clean-up, the operator, a limit: a note says by what
 
 
 class Rung(enum.StrEnum):

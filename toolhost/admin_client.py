@@ -117,9 +117,10 @@ class AdminClient:
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def files(self, session: str, path: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._json("GET", f"{_at(session)}/files?{urlencode({'path': path})}")["files"]
-        return found
+    def files(self, session: str, path: str) -> tuple[list[dict[str, Any]], bool]:
+        """Entries, and whether these are all."""
+        found = self._json("GET", f"{_at(session)}/files?{urlencode({'path': path})}")
+        return found["files"], bool(found["complete"])
 
     def get_file(self, session: str, path: str, into: IO[bytes], *, archive: bool = False) -> int:
         """Writes a file, or a tar of a directory, to `into`. Returns its size."""

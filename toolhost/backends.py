@@ -68,6 +68,7 @@ def _bubblewrap(settings: Settings, owner: Owner) -> Backend:
         owner=owner,
         environment=partial(load_environment, settings.environment_dir),
         timeout_s=settings.python.timeout_s,
+        fence_s=settings.lifecycle.fence_s,
     )
 
 
@@ -83,6 +84,7 @@ def _docker(settings: Settings, owner: Owner) -> Backend:
         networks=frozenset(settings.docker.networks),
         channel=settings.docker.channel,
         timeout_s=settings.python.timeout_s,
+        fence_s=settings.lifecycle.fence_s,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ MAX_BODY = 1 << 20
 class StoredResources(Protocol):
     """What is needed of `sandboxes.manager.SessionManager`."""
 
-    async def resource_state(self, key: SessionKey, name: str) -> bytes | None: ...
+    async def resource_parts(self, key: SessionKey, name: str) -> Mapping[str, bytes]: ...
 
 
 Answer = Callable[[BrowserState], dict[str, Any]]
@@ -49,8 +49,8 @@ def routes(sessions: StoredResources, auth: Authenticator, settings: Settings) -
         kind = request.path_params.get("kind") or KeyKind.REQUEST.value
         key = keyed(kind, request.path_params["id"], principal=principal.name, settings=settings)
         work = await _asked(request)
-        stored = await sessions.resource_state(key, RESOURCE)
-        if stored is None:
+        stored = await sessions.resource_parts(key, RESOURCE)
+        if not stored:
             raise Refused(404, "this session has opened no pages")
         return JSONResponse(await asyncio.to_thread(_answer, stored, work))
 
@@ -85,9 +85,9 @@ async def _text(request: Request) -> str:
     return found["text"]
 
 
-def _answer(stored: bytes, work: Answer) -> dict[str, Any]:
+def _answer(stored: Mapping[str, bytes], work: Answer) -> dict[str, Any]:
     try:
-        state = BrowserState.from_bytes(stored)
+        state = BrowserState.from_parts(stored)
     except ValueError:
         raise Refused(404, "this session's pages cannot be read any more") from None
     return work(state)

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from toolhost.errors import ConfigurationError
 
@@ -48,6 +54,8 @@ class ServerSettings(Group):
     ping_s: float = Field(10.0, gt=0, le=15, description="a comment on idle streams at least this often")
     shutdown_s: Seconds = Field(20.0, description="bound of a graceful stop")
     max_calls: Count = Field(32, description="calls in flight on one connection")
+    max_connections: Count = Field(10_000, description="SSE streams at once; a request of vLLM has one a namespace")
+    max_connections_per_principal: Count = Field(5_000, description="of them, one principal's")
     max_file_bytes: int = Field(1 << 30, ge=1, description="largest file or archive, up or down")
 
     @field_validator("listen")
@@ -139,6 +147,7 @@ class LifecycleSettings(Group):
     idle_s: Seconds = 20 * 60
     lifetime_s: Seconds = 24 * 3600
     grace_s: Seconds = Field(30.0, description="a request's session outlives a lost connection by this")
+    fence_s: Seconds = Field(24 * 3600, description="a sandbox ends itself when no host came for so long")
     max_ttl_s: Seconds = Field(24 * 3600, description="the most that x-toolhost-ttl may ask for")
     max_sessions: Count | None = Field(None, description="sandboxes at once; none: what the memory allows")
     max_sessions_per_principal: Count | None = None
@@ -218,19 +227,32 @@ class _Environment(EnvSettingsSource):
     """The environment, with unknown `TOOLHOST_` names refused like unknown keys of the file."""
 
     def __call__(self) -> dict[str, Any]:
-        known = {name.upper() for name in self.settings_cls.model_fields}
-        for name in os.environ:
-            if name.startswith(f"{PREFIX}TEST_"):
-                continue  # for this project's own tests: not settings
-            if name.startswith(PREFIX) and name[len(PREFIX) :].split("__")[0].upper() not in known:
-                raise ConfigurationError(
-                    f"unknown environment variable {name}; variables are {PREFIX}GROUP__NAME with GROUP one of "
-                    f"{', '.join(sorted(known))}"
-                )
-        values = super().__call__()
+        for name, value in os.environ.items():
+            upper = name.upper()
+            if upper.startswith(PREFIX) and not upper.startswith(
+                f"{PREFIX}TEST_"
+            ):  # this project's own tests' are none
+                self._check(name, value)
+        try:
+            values = super().__call__()
+        except SettingsError as error:
+            raise ConfigurationError(f"in the environment: {error} (lists and tables are written as JSON)") from None
         if engine := os.environ.get("DOCKER_HOST"):  # as every client of the engine reads it
             values.setdefault("docker", {}).setdefault("host", engine)
         return values
+
+    def _check(self, name: str, value: str) -> None:
+        fields = self.settings_cls.model_fields
+        group, _, setting = name[len(PREFIX) :].partition("__")
+        known = fields.get(group.lower())
+        is_group = known is not None and isinstance(known.default, Group)
+        if known is None or (setting and not is_group):
+            raise ConfigurationError(
+                f"unknown environment variable {name}; variables are {PREFIX}GROUP__NAME with GROUP one of "
+                f"{', '.join(sorted(field.upper() for field in fields))}"
+            )
+        if is_group and not setting and value:
+            raise ConfigurationError(f"environment variable {name} names a group; set {name}__NAME, a setting of it")
 
 
 class Settings(BaseSettings):
@@ -381,8 +403,13 @@ def _merge(
 ) -> None:
     for name, value in values.items():
         here = (*path, name)
+        before = origins.get(here, origin)
         origins[here] = origin
-        if isinstance(value, Mapping) and isinstance(into.get(name, {}), dict):
+        if isinstance(value, Mapping):
+            if not isinstance(into.get(name, {}), dict):
+                raise ConfigurationError(
+                    f"{'.'.join(here)} (from {before}): must be a table of settings, not {into[name]!r:.80}"
+                )
             _merge(into.setdefault(name, {}), value, origin, origins, here)
         else:
             into[name] = value

@@ -6,7 +6,7 @@ Above: `app`, commands. Below: all rooms. Nothing else here constructs a backend
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from prometheus_client import CollectorRegistry
 
 from sandboxes.backends.base import Backend
+from sandboxes.lifecycle import LIVE
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
 from sandboxes.spec import SessionKey, SessionRequest
@@ -51,7 +52,7 @@ class Sessions(AllSessions, Protocol):
 
     def attach(self, request: SessionRequest) -> SessionAttachment: ...
 
-    async def resource_state(self, key: SessionKey, name: str) -> bytes | None: ...
+    async def resource_parts(self, key: SessionKey, name: str) -> Mapping[str, bytes]: ...
 
     async def health(self) -> None: ...
 
@@ -66,6 +67,7 @@ class Services:
     auth: authentication.Authenticator
     metrics: Metrics
     backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
+    counts: Callable[[], Mapping[str, int]] | None = None  # of sessions by phase, where the manager counts them
     gateway: Gateway | None = None  # /v1/responses in this process
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
@@ -99,6 +101,11 @@ class Services:
             lines.append("WARNING: no tokens (--insecure): whoever reaches this port runs code in your sandboxes.")
         return lines
 
+    def kept(self) -> int:
+        """Sandboxes that stay when this host has stopped. After `close`."""
+        counts = self.counts() if self.counts is not None else {}
+        return sum(counts.get(phase.value, 0) for phase in LIVE)
+
     async def close(self) -> None:
         """Stops admitting calls, ends those that run within a bound, and leaves what the settings say."""
         await self._stack.aclose()
@@ -120,9 +127,13 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         settings=manager_settings(settings),
         observer=Observers(LogObserver(), metrics, *traces(settings)),
     )
-    metrics.watch(lambda: manager.counts)
+
+    def counts() -> Mapping[str, int]:
+        return manager.counts
+
+    metrics.watch(counts)
     gateway = _gateway(settings, namespaces, manager, metrics.registry) if settings.gateway.enabled else None
-    return Services(settings, manager, namespaces, auth, metrics, backend, gateway)
+    return Services(settings, manager, namespaces, auth, metrics, backend, counts, gateway)
 
 
 def _gateway(

@@ -6,8 +6,10 @@ A record's facts are in `extra={"fields": {...}}`: session, namespace, attempt, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import TextIO
@@ -90,11 +92,35 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Logs that cannot be written are lost; the host goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            unread(self.stream, error)
+        else:
+            super().handleError(record)
+
+
+def unread(stream: TextIO, error: OSError) -> None:
+    """After a write that failed. Where the pipe is broken nothing more is written: what is left in the stream's buffer
+    would fail again with every write, and make Python end with code 120."""
+    if not isinstance(error, BrokenPipeError):
+        return  # a disk that is full may have room again
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Sends the logs of this process to `stream` (stderr), replacing earlier handlers. Called once by commands."""
     target = sys.stderr if stream is None else stream
     text = settings.format == "text" or (settings.format == "auto" and target.isatty())
-    handler = logging.StreamHandler(target)
+    handler = _Handler(target)
     handler.setFormatter(TextFormatter() if text else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sandboxes.errors import SandboxError
-from sandboxes.files import FileInfo
+from sandboxes.files import Listing
 from sandboxes.spec import KeyKind, SessionKey, SessionRequest
 from toolhost.config import Settings
 from toolhost.errors import BadArguments, row, text_for
@@ -129,7 +129,7 @@ class HostSession:
 class FileReader(Protocol):
     """What is needed of `sandboxes.files.SessionFiles`."""
 
-    async def list(self, path: str = ".") -> list[FileInfo]: ...
+    async def list(self, path: str = ".") -> Listing: ...
 
     def get(self, path: str, max_bytes: int) -> AsyncIterator[bytes]: ...
 
@@ -146,7 +146,7 @@ class OwnFiles:
             found = await self.files(SessionKey(principal, KeyKind.RETAINED, session)).list()
         except SandboxError as error:
             raise _refused(error) from error
-        return [FileEntry(entry.path, entry.size, entry.modified) for entry in found if entry.kind == "file"]
+        return [FileEntry(entry.path, entry.size, entry.modified) for entry in found.files if entry.kind == "file"]
 
     async def read(self, principal: str, session: str, path: str) -> AsyncIterator[bytes]:
         limit = self.settings.server.max_file_bytes

@@ -13,14 +13,14 @@ from urllib.parse import quote
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from sandboxes.files import FileInfo
+from sandboxes.files import Listing
 from toolhost.errors import Refused
 
 
 class Files(Protocol):
     """What is needed of `sandboxes.files.SessionFiles`."""
 
-    async def list(self, path: str = ".") -> list[FileInfo]: ...
+    async def list(self, path: str = ".") -> Listing: ...
 
     def get(self, path: str, max_bytes: int) -> AsyncIterator[bytes]: ...
 
@@ -32,9 +32,9 @@ class Files(Protocol):
 
 
 async def listing(files: Files, request: Request) -> Response:
-    """`?path=DIRECTORY`: everything in it."""
+    """`?path=DIRECTORY`: everything in it, or as much as one answer holds and `complete` false."""
     found = await files.list(request.query_params.get("path", ""))
-    return JSONResponse({"files": [asdict(entry) for entry in found]})
+    return JSONResponse({"files": [asdict(entry) for entry in found.files], "complete": found.complete})
 
 
 async def download(files: Files, path: str, max_bytes: int) -> Response:

@@ -6,8 +6,6 @@ as long as it is remembered that it was forgotten.
 
 from __future__ import annotations
 
-from . import wire
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .run import Run
@@ -19,18 +17,18 @@ _MAX_FORGOTTEN = 4096
 
 
 class Attempts:
-    """Runs by attempt id, and the result frames of those that have ended."""
+    """Runs by attempt id, and the lines of the results (without an id) of those that have ended."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
-        self._results: dict[str, dict[str, object]] = {}
-        self._sizes: dict[str, int] = {}
+        self._results: dict[str, bytes] = {}
+        self._bytes = 0
         self._forgotten: dict[str, None] = {}
 
     def find(self, attempt: str) -> Run | None:
         return self._runs.get(attempt)
 
-    def result(self, attempt: str) -> dict[str, object] | None:
+    def result(self, attempt: str) -> bytes | None:
         return self._results.get(attempt)
 
     def forgotten(self, attempt: str) -> bool:
@@ -39,7 +37,7 @@ class Attempts:
 
     @property
     def full(self) -> bool:
-        return len(self._runs) >= MAX_KEPT or sum(self._sizes.values()) >= MAX_KEPT_BYTES
+        return len(self._runs) >= MAX_KEPT or self._bytes >= MAX_KEPT_BYTES
 
     @property
     def kept(self) -> list[str]:
@@ -49,15 +47,17 @@ class Attempts:
     def add(self, run: Run) -> None:
         self._runs[run.attempt] = run
 
-    def finish(self, run: Run, result: dict[str, object]) -> None:
+    def finish(self, run: Run, result: bytes) -> None:
         self._results[run.attempt] = result
-        self._sizes[run.attempt] = len(wire.encode(result))
+        self._bytes += len(result)
 
     def acknowledge(self, attempt: str) -> None:
         """Forgets a result; of what has not ended there is nothing to forget."""
-        if self._results.pop(attempt, None) is None:
+        result = self._results.pop(attempt, None)
+        if result is None:
             return
-        del self._runs[attempt], self._sizes[attempt]
+        self._bytes -= len(result)
+        del self._runs[attempt]
         self._forgotten[attempt] = None
         if len(self._forgotten) > _MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]

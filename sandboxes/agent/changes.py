@@ -1,7 +1,8 @@
-"""Which files an execution made or changed: those whose inode changed since the last look.
+"""Which files an execution made or changed: those whose inode changed between its beginning and the look at its end.
 
-Above: `executions`. Below: `spawn`. The worker that looks runs as the user's uid, looks at names and times only, is
-started when an execution begins, and ends when it has had nothing to do for a while: an idle sandbox has none.
+Above: `executions`, `python`. Below: `spawn`, `look`. An interpreter looks itself, after each cell, and tells. For a
+command, and for an interpreter that did not live to tell, a worker looks, as the user's uid: it is started when the
+execution begins, and ends when it has had nothing to do for a while.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import os
 import select
 import time
-from time import monotonic
 
 from . import wire
+from .look import MAX_REPORTED, Look
 from .loop import READ
 from .spawn import SpawnError
 
@@ -25,19 +26,20 @@ if TYPE_CHECKING:
     from .supervisor import Children
 
 _ANSWER_S = 0.25
-_SCAN_S = 0.05
 _IDLE_S = 5.0
-# The kernel dates files by a clock that ticks up to every 10 ms, and gVisor's kernel has another than the host's.
-_SLACK_NS = 50_000_000
-_MAX_ENTRIES = 5000
-_MAX_DEPTH = 6
-_MAX_REPORTED = 50
+_LONGEST_PATH = 4096
+_MAX_KNOWN = 1000
+# The kernel dates files by its coarse clock (clock_gettime(2)), which never runs ahead of them: what changed before an
+# execution began is not dated later. What was written in the same tick (4 ms, as a rule) cannot be told apart. gVisor's
+# kernel has no coarse clock, and another than the host's, which dates.
+_COARSE = 5
+_SLACK_NS = 0 if time.clock_getres(_COARSE) > 1e-6 else 50_000_000
 _KINDS = frozenset({"changes"})
 
 
 class Changes:
-    """The agent's end. A worker that does not answer in time is ended, and nothing is reported; the look after that
-    goes as far back."""
+    """The agent's end. A worker that does not answer in time is ended, and nothing is reported: a change that was not
+    found with the execution that made it is not reported with a later one."""
 
     def __init__(self, config: Config, loop: Loop, spawner: Spawner, children: Children) -> None:
         self._config = config
@@ -50,8 +52,23 @@ class Changes:
         self._received = b""
         self._then: Callable[[list[dict[str, object]]], None] | None = None
         self._timer: Timer | None = None
-        self._since = time.time_ns()
-        self._asked = 0
+        self._put: dict[str, int] = {}  # by the host: path -> time of change
+        self.since = 0
+        self.begin()
+        self._told: dict[object, object] = {}  # by the last look: another one's slack reaches back behind it
+
+    def begin(self) -> None:
+        """An execution begins: what has changed so far was not its doing. `since`: from when on to look, nanoseconds of
+        the clock that dates files."""
+        self.since = time.clock_gettime_ns(_COARSE) - _SLACK_NS
+        self._put = {path: at for path, at in self._put.items() if at >= self.since}
+
+    def not_ours(self, stamp: object) -> None:
+        """The host has put a file there, [path, time of change]: no execution's doing."""
+        if isinstance(stamp, list) and len(stamp) == 2 and len(self._put) < _MAX_KNOWN:
+            path, at = stamp
+            if isinstance(path, str) and isinstance(at, int):
+                self._put[path] = at
 
     def prepare(self) -> None:
         """Starts the worker where there is none."""
@@ -76,14 +93,33 @@ class Changes:
         self._loop.watch(answers, READ, self._answered)
         self._children.expect(self._pid, lambda _status, _peak: None)
 
+    def told(self, files: list[dict[str, object]]) -> list[dict[str, object]]:
+        """[{path, size}] of what a look has found and neither the look before has told nor the host has put."""
+        good = [file for file in files[:MAX_REPORTED] if self._is_file(file)]
+        new = [file for file in good if self._told.get(file["path"]) != file["at"]]
+        self._told = {file["path"]: file["at"] for file in good}
+        return [
+            {"path": file["path"], "size": file["size"]}
+            for file in new
+            if self._put.get(str(file["path"])) != file["at"]
+        ]
+
+    def _is_file(self, file: object) -> bool:
+        """It may be user code that says so."""
+        if not isinstance(file, dict):
+            return False
+        path, size, at = file.get("path"), file.get("size"), file.get("at")
+        if not isinstance(path, str) or not isinstance(size, int) or not isinstance(at, int):
+            return False
+        return path.startswith(self._config.data + "/") and "\0" not in path and len(path) <= _LONGEST_PATH
+
     @property
     def pid(self) -> int | None:
         return self._pid if self._ask >= 0 else None
 
     def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None:
-        """Calls `then` with [{path, size}] of what has changed since the last scan; within 0.25 s."""
+        """Calls `then` with [{path, size}] of what has changed since `begin`; within 0.25 s."""
         self._then = then
-        self._asked = time.time_ns()
         self._timer = self._loop.after(_ANSWER_S, self.discard)
         if not self._send():
             self._forget()  # it was just about to end
@@ -93,7 +129,7 @@ class Changes:
     def _send(self) -> bool:
         self.prepare()
         try:
-            return self._ask >= 0 and os.write(self._ask, b"%d\n" % self._since) > 0
+            return self._ask >= 0 and os.write(self._ask, b"%d\n" % self.since) > 0
         except OSError:
             return False
 
@@ -130,8 +166,7 @@ class Changes:
         except wire.FrameError:
             self.discard()
             return
-        self._since = self._asked
-        self._give(files if isinstance(files, list) else [])
+        self._give(self.told(files if isinstance(files, list) else []))
 
     def _ended(self) -> None:
         """The worker had nothing to do, or user code killed it (it may: it has its uid)."""
@@ -156,59 +191,16 @@ def _serve(data: str) -> None:
     """In the worker: one answer for each line on descriptor 0, until its end, or until nobody has asked for long."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    look = _Look(data)
+    look = Look(data)
     while poll.poll(int(_IDLE_S * 1000)) and (line := os.read(0, 64)):
-        answer = wire.encode({"t": "changes", "files": look.since(int(line))})
+        answer = wire.encode({"t": "changes", "files": _looked(look, int(line))})
         view = memoryview(answer)
         while view:
             view = view[os.write(1, view) :]
 
 
-class _Look:
-    """Finds what changed, and does not report the same change twice: path -> (time of change, size, inode)."""
-
-    def __init__(self, data: str) -> None:
-        self._data = data
-        self._told: dict[str, tuple[int, int, int]] = {}
-
-    def since(self, then_ns: int) -> list[dict[str, object]]:
-        """Not by the time of modification, which programs set as they like, but by that of the inode's change."""
-        until = monotonic() + _SCAN_S
-        after = then_ns - _SLACK_NS
-        now: dict[str, tuple[int, int, int]] = {}
-        pending = [(self._data, 0)]
-        seen = 0
-        while pending and seen <= _MAX_ENTRIES and monotonic() < until:
-            directory, depth = pending.pop()
-            below, count = self._list(directory, after, now)
-            seen += count
-            pending += [(path, depth + 1) for path in below if depth < _MAX_DEPTH]
-        changed = [path for path, stamp in now.items() if self._told.get(path) != stamp]
-        self._told = now
-        return [
-            {"path": os.fsencode(path).decode("utf-8", "replace"), "size": now[path][1]}
-            for path in changed[:_MAX_REPORTED]
-        ]
-
-    @staticmethod
-    def _list(directory: str, after: int, into: dict[str, tuple[int, int, int]]) -> tuple[list[str], int]:
-        """Adds the regular files of a directory that changed; returns its directories, and how much was in it. Hidden
-        ones are not looked into."""
-        below = []
-        count = 0
-        try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    count += 1
-                    if count > _MAX_ENTRIES:
-                        break
-                    if entry.is_dir(follow_symlinks=False):
-                        if not entry.name.startswith("."):
-                            below.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
-                        stat = entry.stat(follow_symlinks=False)
-                        if stat.st_ctime_ns >= after:
-                            into[entry.path] = (stat.st_ctime_ns, stat.st_size, stat.st_ino)
-        except OSError:
-            return below, count
-        return below, count
+def _looked(look: Look, since: int) -> list[dict[str, object]]:
+    try:
+        return look.since(since)
+    except OSError:
+        return []

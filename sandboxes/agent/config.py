@@ -6,6 +6,7 @@ stderr: it is a fault of the backend, not of a user.
 
 from __future__ import annotations
 
+import binascii
 import os
 
 from . import wire
@@ -43,6 +44,7 @@ class Config:
         self.processes = _whole(limits, "processes")
         self.open_files = _whole(limits, "open_files")
         self.memory_rlimit = bool(limits.get("memory_rlimit", given.get("memory_rlimit", False)))
+        self.seccomp = _bytes(given, "seccomp")
         self.timeout_s = _seconds(given, "timeout_s", 120.0)
         self.grace_s = _seconds(given, "grace_s", 2.0)
         fence = given.get("fence_s")
@@ -93,6 +95,16 @@ def _whole(given: dict[str, object], key: str) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"{key} is not a whole number")
     return value
+
+
+def _bytes(given: dict[str, object], key: str) -> bytes:
+    value = given.get(key) or ""
+    if not isinstance(value, str):
+        raise ConfigError(f"{key} is not a text")
+    try:
+        return binascii.a2b_base64(value)
+    except binascii.Error:
+        raise ConfigError(f"{key} is not base64") from None
 
 
 def _seconds(given: dict[str, object], key: str, default: float) -> float:

@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .config import Config
-    from .loop import Loop
+    from .loop import Loop, Timer
 
 MAX_CONNECTIONS = 32
 _HELLO_S = 10.0
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16  # a buffer of more is mapped and unmapped for every read
 # Beyond this a slow reader misses output frames, and file contents wait; results are never dropped.
 BUSY_BYTES = 1 << 19
 # Beyond this it is not slow but gone: it is cut off, and can come back for what is kept.
 _GONE_BYTES = 64 << 20
 _PEERCRED_BYTES = 12
+# What only announces a result waits for it that long, to go with it: most executions are shorter.
+_LINGER_S = 0.002
 
 
 class Connection:
@@ -57,6 +59,7 @@ class Connection:
         self._first_sent = 0
         self.backlog = 0
         self._flush_due = False
+        self._lingering: Timer | None = None
         self._ending = False
         self._for_room: list[Callable[[], None]] = []
         os.set_blocking(source, False)
@@ -70,6 +73,21 @@ class Connection:
         if not self.open:
             return
         self._queue(wire.encode(frame))
+        self._flush_soon()
+
+    def send_line(self, line: bytes) -> None:
+        """A frame that is encoded already."""
+        if self.open:
+            self._queue(line)
+            self._flush_soon()
+
+    def announce(self, frame: dict[str, object]) -> None:
+        """For what nobody waits for: goes with the next frame, or soon."""
+        if not self.open:
+            return
+        self._queue(wire.encode(frame))
+        if self._lingering is None and not self._flush_due:
+            self._lingering = self._loop.after(_LINGER_S, self._flush)
 
     def send_if_room(self, frame: dict[str, object]) -> None:
         """For what may be missed."""
@@ -94,13 +112,13 @@ class Connection:
         if self._lasting:
             self._unsent, self._first_sent, self.backlog = [], 0, 0
             self._queue(b"\n")
+            self._flush_soon()
 
     def _queue(self, data: bytes) -> None:
         self._unsent.append(data)
         self.backlog += len(data)
         if self.backlog > _GONE_BYTES and not self._lasting:
             self._loop.soon(self.close)
-        self._flush_soon()
 
     def _flush_soon(self) -> None:
         if not self._flush_due:
@@ -109,6 +127,8 @@ class Connection:
 
     def _flush(self) -> None:
         self._flush_due = False
+        self._loop.cancel(self._lingering)
+        self._lingering = None
         if not self.open:
             return
         try:
@@ -209,6 +229,7 @@ class Connection:
             return
         self.open = False
         self._loop.cancel(self._hello_timer)
+        self._loop.cancel(self._lingering)
         for fd in {self._source, self._sink}:
             self._loop.forget(fd)
             os.close(fd)

@@ -49,7 +49,10 @@ class DiskWatch:
         self._children = children
         self._running = running
         self._over = over
-        self._free = -1
+        self._free = -1  # when it was last counted
+        self._block = 1
+        self._counted_ever = False
+        self._first: Timer | None = None
         self._used = 0
         self._allowed = 0
         # Executions that have ended, now and when the count under way began: one from before tells nothing of where
@@ -69,19 +72,46 @@ class DiskWatch:
             self._allow(self._limit)
         elif self.pid is None:
             self._count()
+        if self._free < 0:
+            self._changed()
         if self._timer is None:
             self._again()
 
     def end(self) -> None:
-        """An execution has ended: what it left is where the next one starts from."""
+        """An execution has ended: what it left is where the next one starts from. Free space changes all the time where
+        others write too; that alone is no reason to count, or each execution would start a worker."""
         if self._limit is None:
             return
-        if self.pid is None and not self._changed():
-            self._ended = self._known = self._ended + 1
-            return
         self._ended += 1
-        if self.pid is None:
+        if self.pid is not None:
+            return  # what is counted now is from before this end: it is counted again
+        if self._may_be_over(self._limit):
             self._count()
+            return
+        self._known = self._ended  # it may be a little off, but the limit is far
+        if not self._counted_ever and self._first is None:
+            # A session that has just begun has something better to do than to start a worker.
+            self._first = self._loop.after(_EVERY_S, self._count_first)
+
+    def _count_first(self) -> None:
+        self._first = None
+        if self.pid is None and not self._counted_ever:
+            self._changed()
+            self._count()
+
+    def _may_be_over(self, limit: int) -> bool:
+        """Whether all that was written to the file system since the last count would take it past the limit, or past
+        what it held when it was past it already."""
+        try:
+            free = os.statvfs(self._data).f_bfree
+        except OSError:
+            return False
+        if self._used > limit:
+            return self._changed()
+        if self._used + (self._free - free) * self._block <= limit - _SLACK:
+            return False
+        self._free = free
+        return True
 
     def _allow(self, limit: int) -> None:
         self._allowed = max(limit, self._used + _SLACK if self._used > limit else 0)
@@ -100,9 +130,10 @@ class DiskWatch:
 
     def _changed(self) -> bool:
         try:
-            free = os.statvfs(self._data).f_bfree
+            found = os.statvfs(self._data)
         except OSError:
             return False
+        free, self._block = found.f_bfree, found.f_frsize
         changed, self._free = free != self._free, free
         return changed
 
@@ -137,6 +168,7 @@ class DiskWatch:
             self._free = -1
             return
         self._used = int(said)
+        self._counted_ever = True
         assert self._limit is not None
         if self._known != self._ended:
             if self._counting != self._ended:

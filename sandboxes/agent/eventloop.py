@@ -63,8 +63,9 @@ class EventLoop:
         asyncio = pristine.load("asyncio")
         if self._loop is None or self._task is None or self._cancelled or asyncio.current_task(self._loop) is not None:
             return False
-        self._cancelled = True
-        self._task.cancel()
+        if not self._task.cancel():
+            return True  # it has ended
+        self._cancelled = self._interrupts.landed = True
         self._loop.call_soon_threadsafe(lambda: None)  # wakes the selector: a signal alone does not
         return True
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
         connection: Connection
 
-        def send(self, frame: dict[str, object]) -> None: ...
+        def announce(self, frame: dict[str, object]) -> None: ...
+
+        def send_line(self, line: bytes) -> None: ...
 
         def send_output(self, text: str) -> None: ...
 
@@ -43,14 +45,24 @@ if TYPE_CHECKING:
         def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
             """What the ladder does to it."""
 
+        def catch_up(self) -> None:
+            """Takes in what its processes have said already, their ends too."""
+
         def pause(self, run: Run, paused: bool) -> None:
             """Lets what it writes wait, or no longer."""
 
     class Watcher(Protocol):
-        """Finds what files an execution made or changed."""
+        """Finds what files an execution made or changed, or is told."""
+
+        since: int
+
+        def told(self, files: list[dict[str, object]]) -> list[dict[str, object]]: ...
+
+        def begin(self) -> None:
+            """An execution begins; sets `since`."""
 
         def prepare(self) -> None:
-            """An execution has begun: a scan will follow."""
+            """A scan will follow."""
 
         def scan(self, then: Callable[[list[dict[str, object]]], None]) -> None: ...
 
@@ -117,13 +129,13 @@ class Executions:
 
     def join(self, run: Run, waiter: Waiter) -> None:
         """Sends `waiter` what is known of `run`, and later the rest."""
-        waiter.send({"t": "accepted", "sequence": run.sequence, "epoch": run.epoch})
+        waiter.announce({"t": "accepted", "sequence": run.sequence, "epoch": run.epoch})
         result = self.attempts.result(run.attempt)
         if result is not None:
-            waiter.send(result)
+            waiter.send_line(result)
             return
         if run.started_at is not None:
-            waiter.send({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
+            waiter.announce({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
         self._waiters.setdefault(run.attempt, []).append(waiter)
 
     def leave(self, connection: Connection) -> None:
@@ -150,7 +162,7 @@ class Executions:
         """The agent's own reason to end what runs (a limit). Nothing runs: nothing happens."""
         run = self.current
         if run is not None and not self._finishing and run.why is None:
-            run.note(note)
+            run.why_note = note
             self._climb(run, why)
 
     def note_all_ended(self) -> None:
@@ -160,14 +172,27 @@ class Executions:
 
     # --- what performers tell
 
+    @property
+    def looked_at(self) -> int:
+        """From when on to look for changed files, nanoseconds."""
+        return self._watcher.since
+
+    def looked(self, run: Run, files: object) -> None:
+        """Whoever runs it has looked for changed files itself; None: it could not."""
+        if isinstance(files, list):
+            run.files, run.looked = files, True
+
     def began(self, run: Run) -> None:
         """Its code starts now: from here its time counts."""
         run.started_at = time.time()
         run.epoch = self.epoch
         self.on_begin()
         run.deadline = self._loop.after(run.timeout, lambda: self._climb(run, "deadline"))
-        self._tell(run, {"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
-        self._loop.soon(self._watcher.prepare)  # while the code runs
+        self._watcher.begin()
+        for waiter in self._waiters.get(run.attempt, ()):
+            waiter.announce({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
+        if run.kind != "python":  # an interpreter looks itself
+            self._loop.soon(self._watcher.prepare)
 
     def wrote(self, data: bytes) -> None:
         """Output of user code: of the running execution, else of what earlier ones left behind."""
@@ -220,6 +245,10 @@ class Executions:
 
     def _climb(self, run: Run, why: str) -> None:
         if run.why is None:
+            # On a busy machine its end and the deadline may be due in the same round: the end came first.
+            self.performers[run.kind].catch_up()
+            if run is not self.current or self._finishing:
+                return
             run.why = why
         if run.ladder is not None:
             run.ladder.climb()
@@ -254,7 +283,12 @@ class Executions:
             run.files = files
             self._close(run)
 
-        self._watcher.scan(found)
+        if run.started_at is None:
+            found([])
+        elif run.looked:
+            found(self._watcher.told(run.files))
+        else:
+            self._watcher.scan(found)
 
     def _close(self, run: Run) -> None:
         background = None
@@ -265,18 +299,14 @@ class Executions:
         self.current = None
         self._finishing = False
         self._publish(run, background)
-        self.on_end()
+        self._loop.soon(self.on_end)  # once the result is on its way
         self._next()
 
     def _publish(self, run: Run, background: dict[str, object] | None) -> None:
         result = run.result(self.session, background)
         self.attempts.finish(run, result)
-        self._tell(run, result)
-        self._waiters.pop(run.attempt, None)
-
-    def _tell(self, run: Run, frame: dict[str, object]) -> None:
-        for waiter in self._waiters.get(run.attempt, ()):
-            waiter.send(frame)
+        for waiter in self._waiters.pop(run.attempt, ()):
+            waiter.send_line(result)
 
 
 def _nothing() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OUTPUTS = ".outputs"
 _UPLOADS = ".uploads"
 _PIECE = 1 << 20
-_MAX_LISTED = 5000
+MAX_LISTED = 5000
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -63,7 +63,7 @@ def _list(data: str, frame: dict[str, object]) -> None:
     found: list[dict[str, object]] = []
     complete = True
     for path, info in _walk(data, names):
-        if len(found) >= _MAX_LISTED:
+        if len(found) >= MAX_LISTED:
             complete = False
             break
         found.append({"path": show(path), "size": info.st_size, "modified": info.st_mtime, "kind": _kind(info.st_mode)})
@@ -128,6 +128,9 @@ def _put(data: str, frame: dict[str, object]) -> None:
     if last:
         directory = beneath.open_directory(data, names[:-1], make=True)
         os.rename(upload, names[-1], src_dir_fd=aside, dst_dir_fd=directory)
+        info = os.stat(names[-1], dir_fd=directory, follow_symlinks=False)
+        _send({"t": "ok", "size": size, "stamp": [show("/".join([data, *names])), info.st_ctime_ns]})
+        return
     _send({"t": "ok", "size": size})
 
 

@@ -2,7 +2,8 @@
 
 Above it: the supervisor, which starts it (see `launch`), reads its output pipe, and believes what it reports only
 about its own cell's text. Frames in: {"t": "cell", "n", "code", "cap", "outputs"}. Frames out: {"t": "ready"} once and
-{"t": "done", "n", "outcome", "value", "error", "images", "note"} for each cell. Exit status 70: the channel was lost.
+{"t": "done", "n", "outcome", "value", "error", "images", "note", "untouched"} for each cell; `untouched`: no interrupt
+has reached it, so it ended by itself. Exit status 70: the channel was lost.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .channel import Channel, ChannelClosed
 from .eventloop import EventLoop
 from .images import Images
 from .interrupts import Interrupts
+from .look import Look
 from .pristine import BUILTINS
 from .rich import better_text, bundle_text, save_data, save_images
 from .sources import AfterImport, Sources, load_linecache
@@ -49,6 +51,8 @@ _NO_IPYTHON = (
     "work here. Nothing of this cell was run; all variables are as they were. Use plain Python: subprocess.run() for "
     "commands, help() for help, print() or a last expression to show a value."
 )
+# These have nothing to show but their repr.
+_PLAIN = frozenset({int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset})
 
 
 class IPythonMissing(Exception):
@@ -70,6 +74,7 @@ class Interpreter:
         self._warm = False
         self._images = Images(0, "")
         self._shell: Shell | None = None
+        self._look = Look(home)
         hooks = {"linecache": self._sources.fill, "matplotlib.pyplot": self._hook_pyplot}
         sys.meta_path.insert(0, AfterImport(hooks))  # type: ignore[arg-type]
         pristine.MODULES.update(sys.modules)
@@ -150,6 +155,7 @@ class Interpreter:
         self._images = run.images
         run.add_note(self._world.prepare())
         self._interrupts.install()
+        self._interrupts.landed = False
         try:
             self._execute(run)
         except BaseException as error:  # noqa: BLE001 - whatever a cell raises has one defined result
@@ -158,6 +164,7 @@ class Interpreter:
             self._end(run, error)
         if os.getpid() != self._pid:
             self._quit_child(run)
+        run.untouched = self._interrupts.untouched
         self._finish(run)
         return run.frame()
 
@@ -238,6 +245,9 @@ class Interpreter:
                 self._show_rich(run, value)
 
     def _show_rich(self, run: _Run, value: object) -> None:
+        if type(value) in _PLAIN:
+            run.value = show(value, run.cap)
+            return
         if self._shell is not None and getattr(type(value), "_ipython_display_", None) is not None:
             value._ipython_display_()  # type: ignore[attr-defined]
             return
@@ -253,6 +263,9 @@ class Interpreter:
         if issubclass(kind, SystemExit):
             run.outcome = "exited"
             run.exit_status = getattr(error, "code", None)
+            return
+        if issubclass(kind, KeyboardInterrupt) and run.value is not None:
+            self._interrupts.landed = False  # its value was there: it had ended
             return
         run.outcome = "interrupted" if issubclass(kind, KeyboardInterrupt) else "raised"
         if kind is IPythonMissing:
@@ -282,11 +295,18 @@ class Interpreter:
             with self._interrupts:
                 self._flush_all()
                 figures.save_open(run.images)
+        except KeyboardInterrupt:
+            run.add_note("An interrupt came while its output and figures were being written: some may be missing.")
         except BaseException:  # noqa: BLE001, S110 - a stream of the user's own; ours are flushed below
             pass
         run.add_note(run.images.note())
         run.add_note(self._world.repair())
         self._streams.flush()
+        if run.since is not None:
+            try:  # noqa: SIM105 - contextlib is not imported here
+                run.files = self._look.since(run.since)
+            except BaseException:  # noqa: BLE001, S110 - no descriptor, no memory, an audit hook
+                pass
 
     def _flush_all(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -323,10 +343,13 @@ class _Run:
         self.cap = int(request["cap"])
         self.outputs = str(request["outputs"])
         self.outcome = "ok"
+        self.untouched = False
         self.value: str | None = None
         self.error: str | None = None
         self.images = Images(self.number, self.outputs)
         self.exit_status: object = None
+        self.since: int | None = request.get("since")
+        self.files: list[dict[str, object]] | None = None
         self._notes: list[str] = []
 
     def add_note(self, note: str | None) -> None:
@@ -342,6 +365,8 @@ class _Run:
             "error": self.error,
             "images": self.images.saved,
             "note": cut(" ".join(self._notes), self.cap) or None,
+            "untouched": self.untouched,
+            "files": self.files,
         }
 
 
@@ -350,6 +375,19 @@ def _set_defaults(site: str) -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     os.environ.setdefault("PIP_TARGET", site)
     os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+
+
+def _import(modules: list[str], not_from: tuple[str, str]) -> None:
+    """Imports what the operator chose, and no file of user code's that has such a name: it could keep every later
+    interpreter of the session from starting."""
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if entry and entry not in not_from]
+    for name in modules:
+        try:
+            __import__(name)
+        except Exception as error:  # noqa: BLE001 - a module of the operator's list may raise anything
+            print(f"{name} cannot be imported at start: {error}", file=sys.stderr)
+    sys.path[:] = path
 
 
 def main(fd: int, home: str, site: str, modules: list[str]) -> None:
@@ -362,11 +400,7 @@ def main(fd: int, home: str, site: str, modules: list[str]) -> None:
     status = 0
     try:
         interpreter = Interpreter(channel, home)
-        for name in modules:
-            try:
-                __import__(name)
-            except Exception as error:  # noqa: BLE001 - a module of the operator's list may raise anything
-                print(f"{name} cannot be imported at start: {error}", file=sys.stderr)
+        _import(modules, (home, site))
         interpreter.serve()
     except ChannelClosed:
         status = EXIT_CHANNEL_LOST

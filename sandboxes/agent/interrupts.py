@@ -26,20 +26,30 @@ class Interrupts:
     def __init__(self) -> None:
         self.armed = False
         """Set directly only where a call would be seen by a trace function of the user's."""
+        self.landed = False
+        """Whether an interrupt has reached user code since the cell began."""
         self.cancel: Callable[[], bool] | None = None
-        """Set while a cell runs in the event loop: cancels it and says whether that was possible."""
+        """Set while a cell runs in the event loop: cancels it (sets `landed`), or lets one that has ended be. False:
+        that was not possible."""
         self.idle: Callable[[], bool] | None = None
         """Set while only background tasks run: whether one of them is keeping the next cell waiting."""
+        self._own = self._handle  # one object, to know it again without asking what user code installed
         self.install()
 
     def install(self) -> None:
         """Takes SIGINT back, whatever user code set it to, and unblocks it."""
-        _signal.signal(SIGINT, self._handle)
+        _signal.signal(SIGINT, self._own)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [SIGINT])
+
+    @property
+    def untouched(self) -> bool:
+        """No interrupt has reached the cell. False too where its own handler may have seen one."""
+        return not self.landed and _signal.getsignal(SIGINT) is self._own
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.armed:
             if self.cancel is None or not self.cancel():
+                self.landed = True
                 raise KeyboardInterrupt
         elif self.idle is not None and self.idle():
             raise KeyboardInterrupt

@@ -37,6 +37,7 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._calls: dict[int, Callable[[int], None]] = {}
+        self._events: dict[int, int] = {}
         self._timers: set[Timer] = set()
         self._soon: list[Callable[[], None]] = []
         self._signals: dict[int, Callable[[], None]] = {}
@@ -51,15 +52,18 @@ class Loop:
 
     def watch(self, fd: int, events: int, call: Callable[[int], None]) -> None:
         """Calls `call(events)` while `fd` is ready; watching it again changes both."""
-        if fd in self._calls:
-            self._epoll.modify(fd, events)
-        else:
+        known = self._events.get(fd)
+        if known is None:
             self._epoll.register(fd, events)
+        elif known != events:
+            self._epoll.modify(fd, events)
+        self._events[fd] = events
         self._calls[fd] = call
 
     def forget(self, fd: int) -> None:
         """Stops watching. Must come before the descriptor is closed."""
         if self._calls.pop(fd, None) is not None:
+            del self._events[fd]
             self._epoll.unregister(fd)
 
     # --- time

@@ -5,6 +5,8 @@ Above: `python`, `shells`. Below: /sys/fs/cgroup, and wait4(2)'s usage.
 
 from __future__ import annotations
 
+import os
+
 from .signals import signal
 
 TYPE_CHECKING = False
@@ -21,12 +23,13 @@ class MemoryWatch:
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self._kills = _kills()
+        self._events = _open()
+        self._kills = self._count()
 
     def note(self) -> None:
         """An execution starts: kills from here on are its own."""
         if self._kills is not None:
-            self._kills = _kills()
+            self._kills = self._count()
 
     def exhausted(self, status: int, peak_bytes: int) -> int | None:
         """The limit, where a process that ended with `status` ran out of memory."""
@@ -53,19 +56,28 @@ class MemoryWatch:
     def _killed(self) -> bool:
         if self._kills is None:
             return False
-        now = _kills()
+        now = self._count()
         return now is not None and now > self._kills
 
-
-def _kills() -> int | None:
-    for path in _EVENTS:
+    def _count(self) -> int | None:
+        if self._events is None:
+            return None
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-                lines = file.read(4096).split(b"\n")
+            lines = os.pread(self._events, 4096, 0).split(b"\n")
         except OSError:
-            continue
+            return None
         for line in lines:
             name, _, count = line.partition(b" ")
             if name == b"oom_kill" and count.isdigit():
                 return int(count)
+        return None
+
+
+def _open() -> int | None:
+    """The counts of this control group, held open: they are read around every execution."""
+    for path in _EVENTS:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
     return None

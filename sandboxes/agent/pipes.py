@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 _CAPACITY = 1 << 20
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16  # a buffer of more is mapped and unmapped for every read
 
 
 class Pipe:

@@ -13,10 +13,13 @@ from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 KILL = signal.SIGKILL
-# How often the table is read and everything found in it killed before the whole sandbox's user code goes.
+# How long processes that were not there before may keep appearing before the whole sandbox's user code goes, and how
+# long those that were killed may take to go: the kernel frees their memory first, and the machine may be busy.
+_MULTIPLYING_S = 0.5
+_GOING_S = 1.0
 _ROUNDS = 30
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -111,38 +114,52 @@ class Ender:
         """Kills all user code save what descends from `keep_roots` or was adopted. False: it could not be told apart
         in time (something forks faster than the table is read), and everything was killed."""
         keep_roots = set(keep_roots)
-        for attempt in range(_ROUNDS):
-            doomed = self._doomed(keep_roots)
-            if not doomed:
-                return True
-            for pid in doomed:
-                # Stopping first: what does not run does not fork, and the next table is complete.
-                send(pid, signal.SIGSTOP if attempt == 0 and len(doomed) > 1 else KILL)
-            if attempt > 1:
-                time.sleep(0.001)
-        self.end_all()
-        return False
+        return self._end(lambda: self._doomed(keep_roots))
 
     def end_since(self, tick: int, keep_roots: Iterable[int], survivor: int) -> list[int]:
         """Kills what an execution started, at or after `tick`, while `survivor`, which ran it, lives on: neither
         what descends from `keep_roots` nor what was adopted. What forks too fast to be outrun takes all with
-        it. Returns those of the killed
-        that are the survivor's children, and so its own to reap."""
+        it. Returns those of the killed that are the survivor's children, and so its own to reap."""
         keep_roots = set(keep_roots)
         orphaned: set[int] = set()
-        for attempt in range(_ROUNDS):
-            processes = self._doomed(keep_roots)
-            doomed = [pid for pid, process in processes.items() if process.started >= tick and pid != survivor]
-            if not doomed:
-                break
-            orphaned.update(pid for pid in doomed if processes[pid].parent == survivor)
-            for pid in doomed:
-                send(pid, signal.SIGSTOP if attempt == 0 and len(doomed) > 1 else KILL)
-            if attempt > 1:
-                time.sleep(0.001)
-        else:
-            self.end_all()
+
+        def started() -> dict[int, Process]:
+            doomed = {
+                pid: process
+                for pid, process in self._doomed(keep_roots).items()
+                if process.started >= tick and pid != survivor
+            }
+            orphaned.update(pid for pid, process in doomed.items() if process.parent == survivor)
+            return doomed
+
+        self._end(started)
         return sorted(orphaned)
+
+    def _end(self, look: Callable[[], dict[int, Process]]) -> bool:
+        """Kills what `look` finds until it finds nothing new. What was killed is not counted as multiplying while it
+        takes its time to go; what is still there after a while can start nothing any more, and is left to the
+        kernel. False: new ones kept coming, and everything was killed."""
+        killed: set[tuple[int, int]] = set()
+        began = time.monotonic()
+        first = True
+        while True:
+            doomed = look()
+            fresh = {pid: process for pid, process in doomed.items() if (pid, process.started) not in killed}
+            spent = time.monotonic() - began
+            if not doomed or (not fresh and spent > _GOING_S):
+                return True
+            if fresh and not first and spent > _MULTIPLYING_S:
+                self.end_all()
+                return False
+            # Stopping first: what does not run does not fork, and the next table is complete.
+            stop = first and len(fresh) > 1
+            for pid, process in fresh.items():
+                send(pid, signal.SIGSTOP if stop else KILL)
+                if not stop:
+                    killed.add((pid, process.started))
+            first = False
+            if not fresh:
+                time.sleep(0.001)
 
     def end_below(self, roots: Iterable[int]) -> None:
         """Kills `roots`, all their descendants and the members of their sessions."""

@@ -5,12 +5,15 @@ Above: `executions`, `supervisor`. Below: `python_process`, `processes`.
 
 from __future__ import annotations
 
+from time import time
+
 from .memory import MemoryWatch
 from .processes import tick
 from .python_process import Interpreter
 from .run import images
 from .signals import signal
 from .spawn import SpawnError
+from .taking import Taking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 # From its start until it takes code: pre-imports are read from a cold disk, on a busy machine.
 _START_S = 60.0
+_CHANNEL_LOST = 70  # interpreter.EXIT_CHANNEL_LOST; that module is the interpreter's own
 _OUTCOMES = {"ok": "ok", "exited": "ok", "raised": "raised", "interrupted": "raised"}
 
 
@@ -56,7 +60,9 @@ class Python:
         self._starting_output = b""
         self._run: Run | None = None
         self._was_ready = False
+        self._preimports = config.preimports
         self._after_death: list[Callable[[], None]] = []
+        self._taking = Taking(loop, config.grace_s, self._occupied)
         self._memory = MemoryWatch(config.memory_bytes)
         self.version = ""
 
@@ -77,7 +83,14 @@ class Python:
         self._starting_output = b""
         try:
             interpreter = Interpreter(
-                self._config, self._loop, self._spawner, self._launcher, self._ready, self._done, self._wrote
+                self._config,
+                self._loop,
+                self._spawner,
+                self._launcher,
+                self._preimports,
+                self._ready,
+                self._done,
+                self._wrote,
             )
         except OSError as error:
             raise SpawnError(error.errno or 5, "the interpreter") from None
@@ -117,6 +130,9 @@ class Python:
         interpreter.output.drain()
         if interpreter is self._interpreter:
             self._interpreter = None
+        if not interpreter.ready:
+            # A file that these read at import, a settings file say, can be what keeps it from starting.
+            self._preimports = []
         run, self._run = self._run, None
         if run is not None:
             self._end_of(run, interpreter, status, peak_bytes)
@@ -144,8 +160,11 @@ class Python:
             run.stopped("lost")
         else:
             run.died(status, self._memory.exhausted(status, peak_bytes), "lost")
+            _explain(run, interpreter, status)
         if not interpreter.ready:
             run.state = "lost"
+            if run.started_at is None and interpreter.preimports:
+                run.note("The next one starts without importing modules first.")
 
     # --- performing
 
@@ -155,12 +174,18 @@ class Python:
             self.launch()
         except SpawnError:
             self._run = None
+            run.state = "lost"  # there is no interpreter that could keep it
             raise
         if self.ready:
             self._begin(run)
 
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
         return (lambda: self._interrupt(run, wide=False), lambda: self._interrupt(run, wide=True), self._kill)
+
+    def catch_up(self) -> None:
+        if self._interpreter is not None:
+            self._interpreter.hear()
+        self._children.reap()
 
     def pause(self, run: Run, paused: bool) -> None:
         if self._interpreter is not None and (run is self._run or not paused):
@@ -175,7 +200,20 @@ class Python:
         self._executions.began(run)
         code = run.call.get("code")
         outputs = f"{self._config.data}/.outputs"
-        self._interpreter.run(run.sequence, code if isinstance(code, str) else "", run.cap, outputs)
+        text = code if isinstance(code, str) else ""
+        self._interpreter.run(run.sequence, text, run.cap, outputs, self._executions.looked_at)
+        self._taking.sent(self._interpreter)
+
+    def _occupied(self, interpreter: Interpreter) -> None:
+        """Its main thread runs what has been answered for, and no interrupt ends that."""
+        if self._run is None:
+            self._executions.background(
+                b"[The interpreter was ended: code that had answered in its own place ran on past its time."
+                b" Variables are lost.]\n"
+            )
+        interpreter.occupied = True
+        interpreter.signal_group(signal.SIGKILL)
+        interpreter.signal(signal.SIGKILL)
 
     def _interrupt(self, run: Run, *, wide: bool) -> None:
         """`wide`: also what it started, as a terminal would. Not at first: a server that an earlier cell started
@@ -213,9 +251,16 @@ class Python:
         outcome = _OUTCOMES.get(str(frame.get("outcome")))
         if interpreter is not self._interpreter or run is None or run.started_at is None:
             return
-        if frame.get("n") != run.sequence or outcome is None:
+        number = frame.get("n")
+        if isinstance(number, int) and number < run.sequence:
+            run.note("Code of an earlier call had answered in its own place, and ran on until now.")
+            return
+        if number != run.sequence or outcome is None:
             interpreter.fail()
             return
+        if frame.get("untouched") is True:
+            run.escaped()
+        self._taking.answered(interpreter, max(0.0, run.timeout - (time() - run.started_at)))
         if run.why is not None:
             interpreter.reap(self._end_since(self._began, interpreter.pid))
         interpreter.output.drain()
@@ -225,6 +270,7 @@ class Python:
         run.error = error if isinstance(error, str) else None
         run.images = images(frame.get("images"), self._config.data)
         run.note(frame.get("note"))
+        self._executions.looked(run, frame.get("files"))
         if run.why is not None:
             run.stopped("kept")
         else:
@@ -232,6 +278,23 @@ class Python:
         for note in self._memory.remarks(run):
             run.note(note)
         self._executions.ended(run)
+
+
+def _explain(run: Run, interpreter: Interpreter, status: int) -> None:
+    """An end that nobody would understand from a signal or an exit code."""
+    if interpreter.occupied:
+        run.ending = "never_started"
+        run.note(
+            "The interpreter was ended, because code of an earlier call had answered in its own place and did not stop."
+            " The code of this call did not run; variables are lost."
+        )
+    elif interpreter.misused:
+        run.note("The interpreter was ended, because something wrote to its control channel.")
+    elif status >> 8 == _CHANNEL_LOST:
+        run.note(
+            f"The interpreter itself exits with code {_CHANNEL_LOST} when code closes its control channel,"
+            " as os.closerange() over all descriptors does."
+        )
 
 
 def _status(status: int) -> str:

@@ -6,7 +6,9 @@ Above: `executions`. Below: `spawn`, and the interpreter at the other end (`inte
 from __future__ import annotations
 
 import _socket
+import fcntl
 import os
+import termios
 
 from . import wire
 from .loop import READ, WRITE
@@ -37,6 +39,7 @@ class Interpreter:
         loop: Loop,
         spawner: Spawner,
         launcher: str,
+        preimports: list[str],
         on_ready: Callable[[Interpreter, str], None],
         on_done: Callable[[Interpreter, dict[str, object]], None],
         on_output: Callable[[Interpreter, bytes], None],
@@ -44,6 +47,9 @@ class Interpreter:
         self._loop = loop
         self._on_ready = on_ready
         self._on_done = on_done
+        self.preimports = preimports
+        self.misused = False
+        self.occupied = False
         self.ready = False
         self.doomed = False
         self._received = b""
@@ -61,7 +67,7 @@ class Interpreter:
             "3",
             config.data,
             ":".join(config.site),
-            ":".join(config.preimports),
+            ":".join(preimports),
         ]
         try:
             self.pid = spawner.program(
@@ -83,10 +89,10 @@ class Interpreter:
         self.output = Pipe(loop, reader, lambda data: on_output(self, data))
         loop.watch(self._fd, READ, self._io)
 
-    def run(self, number: int, code: str, cap: int, outputs: str) -> None:
-        """Sends a cell; only when it is ready and runs none."""
+    def run(self, number: int, code: str, cap: int, outputs: str, since: int) -> None:
+        """Sends a cell; only when it is ready and runs none. `since`: for its look at changed files, nanoseconds."""
         frame: dict[str, object] = {"t": "cell", "n": number, "code": code, "cap": cap, "outputs": outputs}
-        self._unsent += wire.encode(frame)
+        self._unsent += wire.encode({**frame, "since": since})
         self._flush()
 
     def reap(self, pids: list[int]) -> None:
@@ -95,6 +101,26 @@ class Interpreter:
         if pids:
             self._unsent += wire.encode({"t": "reap", "pids": pids})
             self._flush()
+
+    def probe(self) -> None:
+        """Sends what it takes when it is idle, and does not answer."""
+        if not self.untaken:
+            self._unsent += wire.encode({"t": "reap", "pids": []})
+            self._flush()
+
+    @property
+    def untaken(self) -> bool:
+        """Whether it has not read all that it was sent."""
+        if self._fd < 0:
+            return False
+        if self._unsent:
+            return True
+        left = bytearray(4)
+        try:
+            fcntl.ioctl(self._fd, termios.TIOCOUTQ, left)
+        except OSError:  # a kernel that does not tell
+            return False
+        return any(left)
 
     def signal(self, number: int) -> None:
         if not self.doomed:
@@ -130,6 +156,11 @@ class Interpreter:
         self._unsent = self._unsent[sent:]
         self._loop.watch(self._fd, READ | WRITE if self._unsent else READ, self._io)
 
+    def hear(self) -> None:
+        """Takes in what it has said already."""
+        if self._fd >= 0:
+            self._receive()
+
     def _receive(self) -> None:
         try:
             data = os.read(self._fd, _CHUNK)
@@ -162,6 +193,7 @@ class Interpreter:
 
     def fail(self) -> None:
         """It is not our interpreter any more that speaks: end it; its death is then reported like any other."""
+        self.misused = True
         self._received = b""
         self.close()
         send(self.pid, 9)

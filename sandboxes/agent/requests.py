@@ -44,8 +44,13 @@ class Waiting:
         self.connection = connection
         self._ident = ident
 
-    def send(self, frame: dict[str, object]) -> None:
-        self.connection.send({**frame, "id": self._ident})
+    def announce(self, frame: dict[str, object]) -> None:
+        """That it was accepted, or has started."""
+        self.connection.announce({**frame, "id": self._ident})
+
+    def send_line(self, line: bytes) -> None:
+        """A frame without an id, encoded already."""
+        self.connection.send_line(wire.encode({"id": self._ident})[:-2] + b"," + line[1:])
 
     def send_output(self, text: str) -> None:
         for start in range(0, len(text), wire.OUTPUT_PIECE):

@@ -42,6 +42,7 @@ class Run:
         self.ending = "never_started"
         self.state = "kept"
         self.why: str | None = None  # who climbs the ladder: "deadline", "cancel", "operator"
+        self.why_note: str | None = None
         self.cause: dict[str, object] | None = None
         self.capture = Capture(cap)
         self.streamed = 0
@@ -52,6 +53,7 @@ class Run:
         self.error: str | None = None
         self.images: list[dict[str, str]] = []
         self.files: list[dict[str, object]] = []
+        self.looked = False  # whoever ran it has looked for changed files, and `files` are those
         self.exit_code: int | None = None
         self.notes: list[str] = []
         self.file: str | None = None
@@ -61,10 +63,17 @@ class Run:
         if isinstance(sentence, str) and sentence and len(self.notes) < _NOTES:
             self.notes.append(sentence[:_NOTE_CHARACTERS])
 
+    def escaped(self) -> None:
+        """It says that it ended by itself: so it is, if the ladder has only interrupted it. The second rung ends what
+        it started too, and may so have ended it."""
+        if self.ladder is not None and self.ladder.reached < 1:
+            self.why = None
+
     def stopped(self, state: str) -> None:
         """The ladder ended it."""
         self.ending = "timed_out" if self.why == "deadline" else "interrupted"
         self.state = state
+        self.note(self.why_note)
         self._because(self.why or "operator", limit=self.timeout if self.why == "deadline" else None)
 
     def died(self, status: int, out_of_memory: int | None, state: str) -> None:
@@ -83,8 +92,8 @@ class Run:
         rung = self.ladder.rung if self.ladder is not None else None
         self.cause = {"kind": kind, "rung": rung, "signal": None, "exit_code": None, "limit": None, **more}
 
-    def result(self, session: str, background: dict[str, object] | None) -> dict[str, object]:
-        """The result frame, small enough for the host to take."""
+    def result(self, session: str, background: dict[str, object] | None) -> bytes:
+        """The line of the result frame without an id, small enough for the host to take."""
         frame: dict[str, object] = {
             "t": "result",
             "receipt": {
@@ -135,10 +144,11 @@ def _shorten(text: str | None, cap: int) -> str | None:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[len(text) - half :]}"
 
 
-def _fit(frame: dict[str, object]) -> dict[str, object]:
+def _fit(frame: dict[str, object]) -> bytes:
     """Texts outside of ASCII take up to 12 bytes a character on the wire: what does not fit is cut further."""
     cap = wire.MAX_CAP
-    while len(wire.encode(frame)) > wire.MAX_FRAME_TO_HOST - 1024 and cap > 100:
+    line = wire.encode(frame)
+    while len(line) > wire.MAX_FRAME_TO_HOST - 1024 and cap > 100:
         cap //= 2
         for key in ("output", "background"):
             output = frame[key]
@@ -150,7 +160,8 @@ def _fit(frame: dict[str, object]) -> dict[str, object]:
                 frame[key] = _shorten(text, cap)
         if cap < 1000:
             frame["files"], frame["images"] = [], []
-    return frame
+        line = wire.encode(frame)
+    return line
 
 
 def _shrink(output: dict[str, object], cap: int) -> None:

@@ -119,6 +119,11 @@ class Shells:
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
         return (lambda: self._interrupt(run), lambda: self._terminate(run), lambda: self._kill(run))
 
+    def catch_up(self) -> None:
+        if self._shell is not None:
+            self._shell.hear()
+        self._children.reap()
+
     def pause(self, run: Run, paused: bool) -> None:
         if self._pipe is not None and (run is self._run or not paused):
             self._pipe.pause(paused)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import stat
 import time
 
 from . import kernel
@@ -156,6 +157,18 @@ class Spawner:
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(config.uid, config.uid, config.uid)
+        _open_up(config.data)
+
+
+def _open_up(directory: str) -> None:
+    """The session's directory is its owner's to use, whatever a program of the owner's did to its mode: else nothing
+    could be started in it any more, not even what would mend it."""
+    try:
+        mode = os.stat(directory).st_mode  # noqa: PTH116 - as below
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)  # noqa: PTH101 - pathlib doubles the start time
+    except OSError:
+        return  # another's, or not there: what needs it says so
 
 
 def _rearrange(descriptors: Sequence[int], spare: int | None) -> int:

@@ -90,7 +90,7 @@ class Supervisor:
             config, self._loop, spawner, self._children, lambda: executions.current is not None, self._disk_full
         )
         executions.on_begin, executions.on_end = self._disk.begin, self._disk.end
-        self._transfers = Transfers(config, self._loop, spawner, self._children)
+        self._transfers = Transfers(config, self._loop, spawner, self._children, self._changes.not_ours)
         self._requests = Requests(config, executions, self._python, self._transfers, self.stop)
         self._connections = Connections(config, self._loop, self._requests.handle, self._closed)
         self._requests.connections = self._connections
@@ -174,5 +174,7 @@ def main(source: str, launcher: str) -> None:
         sys.exit(_EXIT_CONFIG)
     kernel.hide()
     kernel.no_new_privileges()
+    if config.seccomp:
+        kernel.refuse_calls(config.seccomp)
     kernel.adopt_orphans()
     Supervisor(config, launcher).run()

@@ -15,6 +15,8 @@ from .spawn import SpawnError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .config import Config
     from .loop import Loop, Timer
     from .spawn import Spawner
@@ -27,9 +29,18 @@ _REPLIES = frozenset({"ok", "data", "error"})
 
 
 class Transfers:
-    """What runs, and what waits: at most 8 at a time, in order of arrival, pieces of one upload one after another."""
+    """What runs, and what waits: at most 8 at a time, in order of arrival, pieces of one upload one after another.
+    `on_put` is told the stamp of each file that was put."""
 
-    def __init__(self, config: Config, loop: Loop, spawner: Spawner, children: Children) -> None:
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        spawner: Spawner,
+        children: Children,
+        on_put: Callable[[object], None],
+    ) -> None:
+        self._on_put = on_put
         self._config = config
         self._loop = loop
         self._spawner = spawner
@@ -107,6 +118,8 @@ class Transfers:
                 transfer.refuse("failed", "the file worker was ended")
                 self._finish(transfer)
                 return
+            if "stamp" in reply:
+                self._on_put(reply.pop("stamp"))
             transfer.reply(reply)
             if reply["t"] != "data":
                 self._finish(transfer)

@@ -205,4 +205,5 @@ def decode(line: bytes, kinds: frozenset[str]) -> dict[str, object]:
 #                       by the agent. `memory_rlimit`: bool, true where no cgroup holds the memory.
 #   timeout_s    float  default deadline of an execution
 #   grace_s      float  the ladder's step, 2.0
+#   seccomp      str    base64 of `struct sock_filter[]`: what every process is refused; empty: nothing more
 #   fence_s      float  end when no host has been connected for so long; null: never

@@ -108,7 +108,8 @@ class DockerBackend(Backend):
         # A kernel of the sandbox's own is one process among those that its memory limit is about: out of memory ends
         # the sandbox, not the one process inside that asked for too much.
         kernel = "memory-limit-ends-sandbox" if self._settings.own_kernel else "kernel-shared"
-        return frozenset({"disk-quota-watched", kernel})
+        filtered = () if self._sandboxes.filters else ("syscall-filter-none",)
+        return frozenset({"disk-quota-watched", kernel, *filtered})
 
     async def launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:
         if spec.egress != "none" and spec.egress not in self._settings.networks:

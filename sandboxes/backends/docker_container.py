@@ -6,6 +6,7 @@ Above: `docker`. Below: the engine's API (https://docs.docker.com/reference/api/
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,7 @@ def configuration(
     search_path: str,
     attached: bool,
     own_kernel: bool,
+    seccomp: bytes | None,
     times: tuple[float, float, float | None],
 ) -> bytes:
     """What boot reads: the agent's configuration (see the end of `agent.wire`) with its length before it."""
@@ -148,6 +150,8 @@ def configuration(
                 "processes": limits.processes if own_kernel else None,
                 "open_files": limits.open_files,
             },
+            # On top of the engine's profile, which older engines have let sockets of virtual machines and io_uring by.
+            "seccomp": b64encode(seccomp or b"").decode(),
             "timeout_s": timeout_s,
             "grace_s": grace_s,
             "fence_s": fence_s,
@@ -169,7 +173,8 @@ def creation(
     own_kernel: bool,
     network: str,
 ) -> dict[str, Any]:
-    """The body of the engine's "create a container". The default seccomp profile applies because none is named."""
+    """The body of the engine's "create a container". The default seccomp profile applies because none is named;
+    the agent adds its own filter to it (see `configuration`)."""
     tmp_bytes, shm_bytes = tmpfs_sizes(spec.limits)
     attached = place.channel is None
     binds = [f"{place.agent}:{AGENT}:ro", f"{place.data}:{DATA}:rw"]

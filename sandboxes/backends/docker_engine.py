@@ -147,6 +147,7 @@ def explain(error: errors.APIError) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error) or error.__class__.__name__
+    """What the innermost error says: the HTTP libraries wrap it, as a cause or among their arguments."""
+    while inner := error.__cause__ or next((one for one in error.args if isinstance(one, BaseException)), None):
+        error = inner
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or error.__class__.__name__

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from docker import errors
 
-from sandboxes.backends import docker_probe, unix_channel
+from sandboxes.backends import docker_probe, seccomp, unix_channel
 from sandboxes.backends.base import Life, Problem, Status
 from sandboxes.backends.docker_container import (
     DATA,
@@ -83,6 +83,11 @@ class Settings:
         """Whether the runtime puts a kernel of its own between sandboxes and the machine's."""
         return any(word in (self.runtime or "") for word in SOCKETLESS)
 
+    @property
+    def emulated_kernel(self) -> bool:
+        """Whether that kernel has none of what a filter of system calls is about."""
+        return any(word in (self.runtime or "") for word in ("runsc", "gvisor"))
+
 
 class Sandboxes:
     """The sandboxes of one owner on one engine. `launching` is the engine for what may wait long."""
@@ -99,6 +104,12 @@ class Sandboxes:
         self._attach = settings.channel == "attach"
         self._agent = settings.agent
         self._search_path = DEFAULT_PATH
+        self._filter: bytes | None = None
+
+    @property
+    def filters(self) -> bool:
+        """Whether system calls are filtered beyond the engine's profile, as far as that is needed."""
+        return self._filter is not None or self._settings.emulated_kernel
 
     # --- opening -------------------------------------------------------------------------------------------------
 
@@ -112,6 +123,8 @@ class Sandboxes:
         if fatal:
             raise IsolationUnavailable(f"{fatal[0].what}: {fatal[0].mend}")
         self._read_image()
+        if not self._settings.emulated_kernel:
+            self._filter = seccomp.program(str(info.get("Architecture")))
         mapped = any(word in str(info.get("SecurityOptions")) for word in ("name=userns", "name=rootless"))
         if mapped:
             self._uids = MAPPED_UIDS
@@ -207,6 +220,7 @@ class Sandboxes:
             search_path=self._search_path,
             attached=attach,
             own_kernel=self._settings.own_kernel,
+            seccomp=self._filter,
             times=self._settings.times,
         )
         name = container_name(self._owner, identity.key)

@@ -8,7 +8,7 @@ survives `kill -9` of the process. Nothing is half written.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandboxes.spec import Handle, Outcome, Receipt, Retention, SessionKey
@@ -119,12 +119,12 @@ class Store(abc.ABC):
         """Newest first; `unsettled`: only those without an outcome."""
 
     @abc.abstractmethod
-    async def put_resource(self, key: SessionKey, name: str, state: bytes | None) -> None:
-        """Keeps a resource's state beside its session; None removes it."""
+    async def put_parts(self, key: SessionKey, resource: str, parts: Mapping[str, bytes | None]) -> None:
+        """Keeps parts of a resource's state beside its session, all of these or none; None removes one."""
 
     @abc.abstractmethod
-    async def get_resource(self, key: SessionKey, name: str) -> bytes | None:
-        """A resource's state of the open incarnation of this key."""
+    async def get_parts(self, key: SessionKey, resource: str) -> Mapping[str, bytes]:
+        """All parts of a resource of the open incarnation of this key; empty when there are none."""
 
     @abc.abstractmethod
     async def prune(self, *, closed_before: float, outcomes_before: float) -> int:

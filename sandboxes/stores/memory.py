@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sandboxes.errors import StoreConflict
 from sandboxes.spec import SessionKey
@@ -16,7 +16,7 @@ class MemoryStore(Store):
     def __init__(self) -> None:
         self._sessions: dict[SessionKey, list[SessionRecord]] = {}
         self._attempts: dict[tuple[SessionKey, str], AttemptRecord] = {}
-        self._resources: dict[tuple[SessionKey, str], bytes] = {}
+        self._resources: dict[SessionKey, dict[str, dict[str, bytes]]] = {}
 
     async def open(self) -> None: ...
 
@@ -40,7 +40,7 @@ class MemoryStore(Store):
             written = dataclasses.replace(record, version=expected_version + 1)
             records[-1] = written
         if written.closed_at is not None:
-            self._resources = {at: state for at, state in self._resources.items() if at[0] != record.key}
+            self._resources.pop(record.key, None)
         return written
 
     async def list(self, which: SessionFilter) -> Sequence[SessionRecord]:
@@ -72,14 +72,16 @@ class MemoryStore(Store):
         found.sort(key=lambda attempt: (-attempt.registered_at, attempt.attempt_id))
         return found[:limit]
 
-    async def put_resource(self, key: SessionKey, name: str, state: bytes | None) -> None:
-        if state is None:
-            self._resources.pop((key, name), None)
-        else:
-            self._resources[key, name] = state
+    async def put_parts(self, key: SessionKey, resource: str, parts: Mapping[str, bytes | None]) -> None:
+        kept = self._resources.setdefault(key, {}).setdefault(resource, {})
+        for name, state in parts.items():
+            if state is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = state
 
-    async def get_resource(self, key: SessionKey, name: str) -> bytes | None:
-        return self._resources.get((key, name))
+    async def get_parts(self, key: SessionKey, resource: str) -> Mapping[str, bytes]:
+        return dict(self._resources.get(key, {}).get(resource, {}))
 
     async def prune(self, *, closed_before: float, outcomes_before: float) -> int:
         rows = 0

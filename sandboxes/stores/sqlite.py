@@ -15,7 +15,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -57,8 +57,9 @@ CREATE INDEX attempts_by_incarnation ON attempts (incarnation);
 CREATE TABLE resources (
     key TEXT NOT NULL,
     name TEXT NOT NULL,
+    part TEXT NOT NULL,
     state BLOB NOT NULL,
-    PRIMARY KEY (key, name)
+    PRIMARY KEY (key, name, part)
 ) WITHOUT ROWID;
 """
 
@@ -160,21 +161,22 @@ class SqliteStore(Store):
 
         return await self._do(work)
 
-    async def put_resource(self, key: SessionKey, name: str, state: bytes | None) -> None:
+    async def put_parts(self, key: SessionKey, resource: str, parts: Mapping[str, bytes | None]) -> None:
+        gone = [(str(key), resource, part) for part, state in parts.items() if state is None]
+        kept = [(str(key), resource, part, state) for part, state in parts.items() if state is not None]
+
         def work(connection: sqlite3.Connection) -> None:
-            if state is None:
-                connection.execute("DELETE FROM resources WHERE key = ? AND name = ?", (str(key), name))
-            else:
-                connection.execute("INSERT OR REPLACE INTO resources VALUES (?, ?, ?)", (str(key), name, state))
+            connection.executemany("DELETE FROM resources WHERE key = ? AND name = ? AND part = ?", gone)
+            connection.executemany("INSERT OR REPLACE INTO resources VALUES (?, ?, ?, ?)", kept)
 
         await self._do(work)
 
-    async def get_resource(self, key: SessionKey, name: str) -> bytes | None:
-        def work(connection: sqlite3.Connection) -> bytes | None:
-            row = connection.execute(
-                "SELECT state FROM resources WHERE key = ? AND name = ?", (str(key), name)
-            ).fetchone()
-            return None if row is None else bytes(row[0])
+    async def get_parts(self, key: SessionKey, resource: str) -> Mapping[str, bytes]:
+        def work(connection: sqlite3.Connection) -> Mapping[str, bytes]:
+            rows = connection.execute(
+                "SELECT part, state FROM resources WHERE key = ? AND name = ?", (str(key), resource)
+            )
+            return {part: bytes(state) for part, state in rows}
 
         return await self._do(work)
 

@@ -100,6 +100,11 @@ REFUSED = {
     "the engine's socket in /run": ("socket.socket(socket.AF_UNIX).connect('/run/docker.sock')", ABSENT),
     "a raw socket": ("socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)", NO),
     "a packet socket": ("socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", f"{NO}|Address family not supported"),
+    "a socket of the hypervisor": ("socket.socket(40, socket.SOCK_STREAM)", f"{NO}|Address family not supported"),
+    "a ring of the kernel's": (
+        "ring = ctypes.create_string_buffer(256)\nsyscall(425, 425, 4, ring)", NOT,
+    ),
+    "memory whose faults it serves": ("syscall(323, 282, 0)", NOT),
     "a raw disk": (
         "names = [name for name in os.listdir('/dev') if stat.S_ISBLK(os.lstat('/dev/' + name).st_mode)]\n"
         "open('/dev/' + (names or ['sda'])[0], 'rb')",
@@ -126,6 +131,13 @@ for fd in range(3, 256):
         pass
 """
 
+FEW_PROCESSES = """import os, time
+def few():
+    return len([name for name in os.listdir('/proc') if name.isdigit()]) <= 5
+until = time.monotonic() + 10
+while not few() and time.monotonic() < until:
+    time.sleep(0.05)
+few()"""
 BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
 MEMORY_OF_MANY = """
 import os, time
@@ -303,8 +315,8 @@ class AttackSuite:
         else:
             assert outcome.receipt.ending in (Ending.TIMED_OUT, Ending.KILLED)
         assert text_of(await run(at, "'next'")) == "'next'"
-        left = "import os\nlen([name for name in os.listdir('/proc') if name.isdigit()])"
-        assert int(text_of(await run(at, left))) <= 5
+        # What was killed takes a moment to be gone where the processor is busy.
+        assert text_of(await run(at, FEW_PROCESSES)) == "True"
         assert text_of(await run(attach(manager, "b"), "1 + 1")) == "2"
 
     async def test_memory_of_many_processes_ends_at_the_limit_and_harms_nobody_else(
@@ -380,7 +392,7 @@ class AttackSuite:
         )
         await run(at, plant)
         files = manager.files(at.key)
-        kinds = {info.path.rpartition("/")[2]: info.kind for info in await files.list()}
+        kinds = {info.path.rpartition("/")[2]: info.kind for info in (await files.list()).files}
         assert {kinds[name] for name in ("link", "accounts", "directory", "root", "loop", "zero")} == {"link"}
         assert kinds["pipe"] == "other"
         for path in ("link", "accounts", "directory/own", "root/etc/passwd", "loop", "pipe", "zero", "real"):
@@ -471,7 +483,7 @@ class AttackSuite:
         assert "FileNotFoundError" in text_of(await run(other, "open('/mnt/data/secret')"))
         with pytest.raises((AttemptUnknown, SessionUnknown)):
             await manager.collect(keys[1], "hers")
-        assert [info.path for info in await manager.files(keys[1]).list()] == []
+        assert [info.path for info in (await manager.files(keys[1]).list()).files] == []
         for kind in (KeyKind.RETAINED, KeyKind.CONNECTION):
             with pytest.raises(SessionUnknown):
                 await manager.collect(SessionKey("alice", kind, "same"), "hers")

@@ -322,7 +322,8 @@ PROCESSES = (
 async def _file(manager: SessionManager, at: Attachment, name: str) -> None:
     """Waits, without running anything, until code has made a file."""
     async with asyncio.timeout(SOON_S):
-        while f"/mnt/data/{name}" not in [info.path for info in await manager.files(at.key).list()]:  # noqa: ASYNC110
+        files = manager.files(at.key)
+        while f"/mnt/data/{name}" not in [info.path for info in (await files.list()).files]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sandboxes.agent import wire
+from sandboxes.agent.files import MAX_LISTED
 from sandboxes.codec import Fields
 from sandboxes.spec import Cause, CauseKind, Ending, Outcome, Output, Receipt, Rung, State
 from sandboxes.testing.fake_python import Died, FakePython
@@ -371,7 +372,7 @@ class FakeAgent:
                     for name, content in sorted(self.files.items())
                     if not name.startswith(".uploads/")
                 ]
-                await reply("ok", files=listed)
+                await reply("ok", files=listed[:MAX_LISTED], complete=len(listed) <= MAX_LISTED)
             case "get" if path not in self.files:
                 await fail("not_found")
             case "get" if len(self.files[path]) > _integer(frame["limit"]):

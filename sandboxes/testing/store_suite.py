@@ -168,14 +168,15 @@ class StoreSuite:
 
     async def test_resources_live_as_long_as_their_session(self, store: Store) -> None:
         written = await store.put(record_of(), expected_version=None)
-        await store.put_resource(KEY, "browser", b"\x00state")
-        await store.put_resource(KEY, "gone", b"x")
-        await store.put_resource(KEY, "gone", None)
-        assert await store.get_resource(KEY, "browser") == b"\x00state"
-        assert await store.get_resource(KEY, "gone") is None
-        assert await store.get_resource(OTHER, "browser") is None
+        await store.put_parts(KEY, "browser", {"head": b"\x00state", "1": b"one", "2": b"two"})
+        await store.put_parts(KEY, "browser/1", {"": b"another resource"})
+        await store.put_parts(KEY, "browser", {"1": None, "2": b"new", "3": b"", "never": None})
+        assert await store.get_parts(KEY, "browser") == {"head": b"\x00state", "2": b"new", "3": b""}
+        assert await store.get_parts(KEY, "browser/1") == {"": b"another resource"}
+        assert await store.get_parts(KEY, "other") == {}
+        assert await store.get_parts(OTHER, "browser") == {}
         await store.put(dataclasses.replace(written, closed_at=3.0), expected_version=1)
-        assert await store.get_resource(KEY, "browser") is None
+        assert await store.get_parts(KEY, "browser") == {}
 
     async def test_pruning_forgets_old_texts_then_old_sessions(self, store: Store) -> None:
         written = await store.put(record_of(), expected_version=None)

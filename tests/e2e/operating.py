@@ -37,6 +37,7 @@ def running_sandboxes(host: RunningHost) -> list[str]:
             text=True,
             timeout=60,
             check=True,
+            env=engine_of(host),
         ).stdout.split()
     found = []
     for file in (host.state_dir / "bubblewrap" / "sandboxes").glob("*/owner.json"):
@@ -47,10 +48,17 @@ def running_sandboxes(host: RunningHost) -> list[str]:
     return found
 
 
+def engine_of(host: RunningHost) -> dict[str, str]:
+    """The environment for the engine's own client: this machine's engine, or the one that the host was given."""
+    return {**os.environ, **host.environment}
+
+
 def remove_from_outside(host: RunningHost, sandbox: str) -> None:
     """Ends a sandbox without asking its host."""
     if host.backend == "docker":
-        subprocess.run(["docker", "rm", "--force", sandbox], capture_output=True, timeout=60, check=True)
+        subprocess.run(
+            ["docker", "rm", "--force", sandbox], capture_output=True, timeout=60, check=True, env=engine_of(host)
+        )
     else:
         psutil.Process(int(sandbox)).kill()
 
@@ -70,7 +78,16 @@ def operated(directory: Path, backend: str, *arguments: str, **environment: str)
 
 
 def prune(host: RunningHost, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return toolhost("sessions", "prune", "--state-dir", str(host.state_dir), "--backend", host.backend, *arguments)
+    return toolhost(
+        "sessions",
+        "prune",
+        "--state-dir",
+        str(host.state_dir),
+        "--backend",
+        host.backend,
+        *arguments,
+        env=host.environment,
+    )
 
 
 def toolhost(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

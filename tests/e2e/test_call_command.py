@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,8 @@ def test_standard_input_and_tools_that_are_not_there(host: RunningHost) -> None:
     namespace = call("--url", host.address, "--tool", "nowhere.exec", "{}")
     assert namespace.returncode == 2
     assert "404" in namespace.stderr
+    assert "/python/sse" in namespace.stderr, "the host's own words"
+    assert len(namespace.stderr.splitlines()) == 1
 
 
 def test_a_host_that_is_not_there_is_one_line_that_says_what_to_type() -> None:
@@ -38,3 +41,33 @@ def test_a_host_that_is_not_there_is_one_line_that_says_what_to_type() -> None:
     assert refused.returncode == 2
     assert "toolhost serve" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--session", "ü", "1"], "--session"),
+        (["--session", "", "1"], "--session"),
+        (["--url", "ftp://host:1", "1"], "--url"),
+        (["--url", "http://:8000", "1"], "--url"),
+        (["--url", "host:port", "1"], "--url"),
+        (["--url", "ü:8000", "1"], "--url"),
+        (["--url", "https://127.0.0.1:1", "1"], "https://127.0.0.1:1/python/sse"),
+        (["\udcff"], "UTF-8"),
+        (["--tool", "\udcff.python", "1"], "UTF-8"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_in_one_line(arguments: list[str], word: str) -> None:
+    refused = call(*arguments)
+    assert refused.returncode == 2
+    assert word in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1, refused.stderr
+
+
+def test_a_token_file_that_holds_no_token_is_refused(tmp_path: Path) -> None:
+    for content in (b"", b"a\nb", b"\xff", "ü".encode()):
+        file = tmp_path / "token"
+        file.write_bytes(content)
+        refused = call("--token-file", str(file), "1")
+        assert refused.returncode == 2
+        assert "must hold a token" in refused.stderr

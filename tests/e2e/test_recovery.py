@@ -148,8 +148,13 @@ async def survive(host: RunningHost, moment: str, chance: random.Random, session
     await close_all(host)
 
 
-@pytest.mark.parametrize("backend", BACKENDS[:1])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("backend", "seed"),
+    [
+        *(pytest.param("bubblewrap", seed, marks=pytest.mark.bubblewrap) for seed in range(8)),
+        *(pytest.param("docker", seed, marks=pytest.mark.docker) for seed in (1, 2, 4)),  # creation, call, adoption
+    ],
+)
 async def test_a_kill_at_a_seeded_moment_loses_nothing_and_runs_nothing_twice(
     tmp_path: Path, backend: str, seed: int
 ) -> None:

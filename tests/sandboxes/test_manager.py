@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
@@ -28,6 +28,8 @@ from sandboxes.manager import Attachment, SessionManager
 from sandboxes.owner import Owner
 from sandboxes.settings import ManagerSettings
 from sandboxes.spec import (
+    Cause,
+    CauseKind,
     Ending,
     Execution,
     KeyKind,
@@ -69,9 +71,9 @@ class FullStore(MemoryStore):
         self._check()
         return await super().register(attempt)
 
-    async def put_resource(self, key: SessionKey, name: str, state: bytes | None) -> None:
+    async def put_parts(self, key: SessionKey, resource: str, parts: Mapping[str, bytes | None]) -> None:
         self._check()
-        await super().put_resource(key, name, state)
+        await super().put_parts(key, resource, parts)
 
 
 class World:
@@ -259,6 +261,11 @@ async def test_a_clean_up_while_code_runs_ends_it_and_does_not_start_anew(world:
     cut, refused = await asyncio.gather(running, queued, return_exceptions=True)
     assert isinstance(cut, Outcome)
     assert cut.receipt.state is State.LOST
+    assert cut.receipt.cause == Cause(CauseKind.SESSION_CLOSED)
+    assert cut.notes == (
+        "the session was closed because its client cleaned it up; the code was ended, and its variables and files are"
+        " gone",
+    )
     assert isinstance(refused, CallRefused)
     await world.empty()
     assert world.engine.calls["launch"] == 1
@@ -510,7 +517,7 @@ async def test_queue_time_is_not_charged_to_the_code_and_the_last_is_sent_away(w
 
 
 async def test_eviction_takes_ones_own_idle_request_first_and_never_anothers_retained(world: World) -> None:
-    manager = await world.manager(max_sessions=4, evict_after_s=10.0)
+    manager = await world.manager(max_sessions=4, evict_after_s=10.0, evict_retained_after_s=15.0)
     held = {
         "retained": manager.attach(request("retained", Retention.RETAINED, "alice")),
         "chosen": manager.attach(request("chosen", Retention.CHOSEN, "alice")),
@@ -560,12 +567,12 @@ async def test_a_session_that_needs_its_own_workspace_displaces_a_pooled_sandbox
 class Notes:
     """A resource for tests."""
 
-    def __init__(self, state: bytes | None) -> None:
-        self.content = state or b""
+    def __init__(self, parts: Mapping[str, bytes]) -> None:
+        self.content = parts.get("", b"")
         self.closed = False
 
-    def state(self) -> bytes | None:
-        return self.content
+    def changes(self) -> Mapping[str, bytes | None]:
+        return {"": self.content}
 
     async def close(self) -> None:
         self.closed = True
@@ -584,8 +591,8 @@ async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: Wo
     assert await notes_of(second) is notes
     notes.content = b"written"
     await first.save("notes")
-    assert await manager.resource_state(first.key, "notes") == b"written"
-    assert await manager.resource_state(first.key, "other") is None
+    assert await manager.resource_parts(first.key, "notes") == {"": b"written"}
+    assert await manager.resource_parts(first.key, "other") == {}
     assert world.sandboxes == []
     await first.cleanup()
     assert not notes.closed
@@ -597,9 +604,9 @@ async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: Wo
     assert restored.content == b"written"
     await manager.close_session(again.key)
     assert restored.closed
-    assert await world.store.get_resource(again.key, "notes") is None
+    assert await world.store.get_parts(again.key, "notes") == {}
     with pytest.raises(SessionUnknown):
-        await manager.resource_state(again.key, "notes")
+        await manager.resource_parts(again.key, "notes")
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------

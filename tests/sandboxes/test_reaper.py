@@ -13,7 +13,7 @@ from sandboxes.settings import ManagerSettings
 from sandboxes.spec import KeyKind, Retention, SessionKey
 from sandboxes.testing.store_suite import record_of
 
-SETTINGS = ManagerSettings(idle_s=100.0, lifetime_s=1000.0, evict_after_s=10.0)
+SETTINGS = ManagerSettings(idle_s=100.0, lifetime_s=1000.0, evict_after_s=10.0, evict_retained_after_s=30.0)
 
 
 def session(
@@ -71,13 +71,26 @@ def test_eviction_spares_who_works_who_was_just_here_and_others_fair_shares(
     order = eviction_order(sessions, "alice", capped=capped, now=100.0, settings=SETTINGS, fair_share=share)
     for victim in order:
         assert victim.phase is Phase.IDLE
-        assert victim.used_at <= 90.0
+        assert victim.used_at <= (70.0 if victim.retention is Retention.RETAINED else 90.0)
         if victim.key.principal != "alice":
             assert not capped
             assert victim.retention is not Retention.RETAINED
             assert sum(other.key.principal == victim.key.principal for other in sessions) > share
-    own = [victim.key.principal == "alice" for victim in order]
+    retained = [victim.retention is Retention.RETAINED for victim in order]
+    assert retained == sorted(retained), "they go last"
+    own = [victim.key.principal == "alice" for victim in order if victim.retention is not Retention.RETAINED]
     assert own == sorted(own, reverse=True)
-    mine = [victim.retention for victim in order if victim.key.principal == "alice"]
-    if Retention.RETAINED in mine:
-        assert Retention.REQUEST not in mine[mine.index(Retention.RETAINED) :]
+
+
+def test_a_retained_session_that_idles_for_a_minute_is_not_taken_from_the_users_of_one_inference_server() -> None:
+    settings = ManagerSettings()
+    kept = session("kept", retention=Retention.RETAINED, used=0.0)
+    request = session("request", retention=Retention.REQUEST, used=100.0)
+
+    def order(now: float) -> list[str]:
+        found = eviction_order([kept, request], "alice", capped=True, now=now, settings=settings, fair_share=1)
+        return [victim.key.id for victim in found]
+
+    assert order(61.0) == []
+    assert order(599.0) == ["request"]
+    assert order(600.0) == ["request", "kept"]

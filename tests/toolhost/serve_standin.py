@@ -1,4 +1,4 @@
-"""`toolhost serve` over the stand-in manager: python -m tests.toolhost.serve_standin [--hang [SECONDS]]."""
+"""`toolhost serve` over the stand-in: python -m tests.toolhost.serve_standin [--hang [SECONDS] | --port N]."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import sys
 
 from tests.toolhost.standin import StandInManager
+from toolhost import telemetry
 from toolhost.cli.serve import launch, listening
 from toolhost.config import load
 from toolhost.services import build
@@ -19,8 +20,10 @@ class HangingManager(StandInManager):
 
 
 def main() -> None:
-    bound_s = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
-    settings = load(flags={"server": {"listen": "127.0.0.1:0", "shutdown_s": bound_s}})
+    number = sys.argv[2] if len(sys.argv) > 2 else None
+    port, bound_s = (number, 1.0) if "--port" in sys.argv else ("0", float(number or 1.0))
+    settings = load(flags={"server": {"listen": f"127.0.0.1:{port}", "shutdown_s": bound_s}})
+    telemetry.configure(settings.log)
     manager = HangingManager() if "--hang" in sys.argv else StandInManager()
     with listening(settings) as listener:
         sys.exit(launch(build(settings, manager), listener))

@@ -8,13 +8,13 @@ import contextlib
 import io
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sandboxes.errors import AttemptUnknown, CallRefused, SandboxError, SessionUnknown
 from sandboxes.events import OnEvent
-from sandboxes.files import FileInfo
+from sandboxes.files import FileInfo, Listing
 from sandboxes.resources import Resource, ResourceFactory
 from sandboxes.spec import (
     Ending,
@@ -49,7 +49,7 @@ class StandInManager:
     outcome: Outcome | None = None  # answered instead of running anything
     contents: dict[str, bytes] = field(default_factory=dict)
     resources: dict[tuple[SessionKey, str], Resource] = field(default_factory=dict)
-    saved: dict[tuple[SessionKey, str], bytes] = field(default_factory=dict)  # what a restart would find
+    saved: dict[tuple[SessionKey, str], dict[str, bytes]] = field(default_factory=dict)  # what a restart would find
     running: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -71,10 +71,10 @@ class StandInManager:
     def files(self, key: SessionKey) -> StandInFiles:
         return StandInFiles(self, key)
 
-    async def resource_state(self, key: SessionKey, name: str) -> bytes | None:
+    async def resource_parts(self, key: SessionKey, name: str) -> Mapping[str, bytes]:
         if not any(known == key for known, _ in self.saved):
             raise SessionUnknown("no open session of this key is known")
-        return self.saved.get((key, name))
+        return self.saved.get((key, name), {})
 
     async def health(self) -> None:
         self.events.append("health")
@@ -96,9 +96,10 @@ class StandInFiles:
     manager: StandInManager
     key: SessionKey
 
-    async def list(self, path: str = ".") -> list[FileInfo]:
+    async def list(self, path: str = ".") -> Listing:
         self._known()
-        return [FileInfo(name, len(data), 0.0, "file") for name, data in self.manager.contents.items()]
+        found = [FileInfo(name, len(data), 0.0, "file") for name, data in self.manager.contents.items()]
+        return Listing(found, complete=True)
 
     async def get(self, path: str, max_bytes: int) -> AsyncIterator[bytes]:
         self._known()
@@ -149,13 +150,16 @@ class StandInAttachment:
     async def resource(self, name: str, factory: ResourceFactory) -> Resource:
         found = self.manager.resources.get((self.key, name))
         if found is None:
-            found = self.manager.resources[self.key, name] = factory(self.manager.saved.get((self.key, name)))
+            found = self.manager.resources[self.key, name] = factory(self.manager.saved.get((self.key, name), {}))
         return found
 
     async def save(self, name: str) -> None:
-        state = self.manager.resources[self.key, name].state()
-        assert state is not None
-        self.manager.saved[self.key, name] = state
+        saved = self.manager.saved.setdefault((self.key, name), {})
+        for part, state in self.manager.resources[self.key, name].changes().items():
+            if state is None:
+                saved.pop(part, None)
+            else:
+                saved[part] = state
 
     async def cleanup(self) -> None:
         await self.manager.note(f"cleanup {self.key}")

@@ -135,6 +135,17 @@ async def test_files_are_copied_in_and_out_and_none_is_overwritten_by_accident(
     assert await asyncio.to_thread(lambda: list(tmp_path.glob(".*.part"))) == [], "nothing half copied is left"
 
 
+async def test_a_list_of_files_that_is_cut_says_so_beside_what_is_piped(host: ManagedHost) -> None:
+    await host.run("a")
+    (files,) = host.engine.workspaces.values()
+    files.update({f"{number:04}": b"" for number in range(5001)})
+    done = await sessions(host, "files", "list", "a")
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 5000)
+    assert done.stderr == "Only the first 5000 entries are listed: there are more. Name a directory.\n"
+    files.clear()
+    assert (await sessions(host, "files", "list", "a", "--json")).stderr == ""
+
+
 async def test_where_no_host_is_it_says_what_to_type(tmp_path: Path) -> None:
     done = await sessions(f"http://127.0.0.1:{free_port()}", "list")
     assert done.exit_code == 3

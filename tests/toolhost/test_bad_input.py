@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from sandboxes.errors import AttemptConflict, ChannelLost, NoCapacity, SandboxEr
 from tests.toolhost.conftest import Host, StartHost
 from tests.toolhost.rawclient import Stream, request
 from toolhost.auth import Scope, mint
+from toolhost.transport.sse import MAX_WAITING_BYTES
 
 
 async def still_works(stream: Stream) -> None:
@@ -28,6 +31,17 @@ async def still_works(stream: Stream) -> None:
         (b'{"jsonrpc":"2.0","id":7,"method":"x","params":"\\ud800"}', 7, -32700),
         (b'{"jsonrpc":"2.0","id":78}', 78, -32600),
         (b'{"jsonrpc":"1.0","id":79,"method":"ping"}', 79, -32600),
+        (b'{"jsonrpc":"2.0","id":"\\ud800","method":"ping"}', None, -32700),
+        (b'{"jsonrpc":"2.0","id":"\\ud83d\\ude00","method":5}', "\U0001f600", -32600),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}', None, -32600),
+        (b'{"jsonrpc":"2.0","id":1.0,"method":"tools/list"}', None, -32600),
+        (b'{"jsonrpc":"2.0","id":1e400,"method":"ping"}', None, -32600),
+        (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', None, -32600),
+        (b'{"jsonrpc":"2.0","id":true,"method":"ping"}', None, -32600),
+        (b'{"jsonrpc":"2.0","id":[1],"method":"ping"}', None, -32600),
+        (b'{"jsonrpc":"2.0","method":"ping","params":{},"id":{"id":1}}', None, -32600),
+        (b'{"jsonrpc":"2.0","method":"ping","i\\u0064":null}', None, -32600),
+        (b'{"jsonrpc":"2.0","id":1,"id":2.5,"method":"ping"}', 1, -32600),
         (b"[]", None, -32600),
         (b"17", None, -32600),
         (b"[" * 100_000, None, -32700),
@@ -137,6 +151,66 @@ async def test_requests_before_initialization_are_told_so(host: Host) -> None:
             answer = await stream.call(method, params)
             assert "initialize" in answer["error"]["message"]
         assert host.manager.sessions == {}
+
+
+async def connections(host: Host, number: int) -> None:
+    """Waits until so many are left."""
+    async with asyncio.timeout(15):
+        while len(host.app.sse) > number:  # noqa: ASYNC110  # the host tells nobody that a connection has ended
+            await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_sends_and_never_reads_is_cut_before_it_takes_the_host_s_memory(host: Host) -> None:
+    ident = "x" * 100_000
+    ping = json.dumps({"jsonrpc": "2.0", "id": ident, "method": "ping"}).encode()
+    async with await host.connect() as other:
+        stream = await host.connect()
+        try:
+            for _ in range(1000):  # what the kernel takes, and what the host holds for it
+                if (await stream.post(ping)).status == 404:
+                    break
+            else:
+                raise AssertionError("never cut")
+            await connections(host, 1)
+            await still_works(other)
+        finally:
+            stream.close()
+
+
+async def test_a_client_that_reads_may_send_as_much_as_it_likes(host: Host) -> None:
+    ping = json.dumps({"jsonrpc": "2.0", "id": "x" * 1_000_000, "method": "ping"}).encode()
+    async with await host.connect() as stream:
+        for _ in range(2 * MAX_WAITING_BYTES // len(ping)):
+            await stream.post(ping)
+            assert len((await stream.message())["id"]) == 1_000_000
+        await still_works(stream)
+
+
+async def test_connections_are_bounded_with_a_text_that_names_the_limit(start_host: StartHost) -> None:
+    host = await start_host(server={"max_connections": 2, "max_connections_per_principal": 2})
+    async with await host.connect() as one, await host.connect():
+        answer = await request(host.port, "/python/sse")
+        assert answer.status == 503
+        assert b"server.max_connections" in answer.body
+        assert answer.header("retry-after")
+        await still_works(one)
+    await connections(host, 0)
+    async with await host.connect() as again:
+        await still_works(again)
+
+
+async def test_one_principal_cannot_take_every_connection(start_host: StartHost, tmp_path: Path) -> None:
+    alice, first = mint("alice", [Scope.USE])
+    bob, second = mint("bob", [Scope.USE])
+    (tmp_path / "tokens").write_text(f"{first}\n{second}\n")
+    host = await start_host(auth={"tokens_file": str(tmp_path / "tokens")}, server={"max_connections_per_principal": 1})
+    as_alice, as_bob = [("Authorization", f"Bearer {alice}")], [("Authorization", f"Bearer {bob}")]
+    async with await host.connect(headers=as_alice):
+        answer = await request(host.port, "/python/sse", headers=as_alice)
+        assert answer.status == 503
+        assert b"max_connections_per_principal" in answer.body
+        async with await host.connect(headers=as_bob) as stream:
+            await still_works(stream)
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------

@@ -57,6 +57,37 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, name: s
         load()
 
 
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"TOOLHOST_SANDBOX": "foo"}, "TOOLHOST_SANDBOX names a group; set TOOLHOST_SANDBOX__NAME"),
+        ({"toolhost_sandbox": "foo"}, "names a group"),
+        ({"DOCKER_HOST": "unix:///engine", "TOOLHOST_DOCKER": "3"}, "TOOLHOST_DOCKER names a group"),
+        ({"TOOLHOST_SANDBOX__ENVIRONMENT": "foo"}, "sandbox.*JSON"),
+        ({"TOOLHOST_STATE_DIR__X": "foo"}, "unknown environment variable TOOLHOST_STATE_DIR__X"),
+    ],
+)
+def test_a_variable_that_is_no_setting_s_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        load()
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("value", ["3", "[1]", "'foo'"])
+def test_a_value_in_the_place_of_a_group_is_not_replaced_by_a_variable_of_the_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
+) -> None:
+    file = tmp_path / "toolhost.toml"
+    file.write_text(f"sandbox = {value}\n")
+    monkeypatch.setenv("TOOLHOST_SANDBOX__MEMORY_BYTES", str(1 << 28))
+    with pytest.raises(ConfigurationError, match=r"sandbox \(from settings file .*\): must be a table"):
+        load(file)
+
+
 def test_the_state_directory_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOOLHOST_STATE_DIR", str(tmp_path))
     assert load().state_dir == tmp_path

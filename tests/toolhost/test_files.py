@@ -49,6 +49,15 @@ async def test_a_file_goes_up_is_listed_comes_down_and_is_removed(host: ManagedH
     assert host.engine.most == 1
 
 
+async def test_a_list_that_is_cut_says_so(host: ManagedHost) -> None:
+    await host.ask("/v1/sessions/a/files/0", "PUT")
+    (files,) = host.engine.workspaces.values()
+    assert (await host.json("/v1/sessions/a/files"))["complete"] is True
+    files.update({f"many/{number:04}": b"" for number in range(5000)})
+    answer = await host.json("/v1/sessions/a/files")
+    assert (len(answer["files"]), answer["complete"]) == (5000, False)
+
+
 async def test_an_empty_file_is_a_file(host: ManagedHost) -> None:
     assert (await host.ask("/v1/sessions/a/files/empty", "PUT")).json()["size"] == 0
     answer = await host.ask("/v1/sessions/a/files/empty")

@@ -83,6 +83,47 @@ async def test_a_signal_ends_it_in_order_with_a_stream_open_and_a_call_running(n
         assert "Traceback" not in error
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("broken", ["stderr", "stdout", "both"])
+async def test_a_signal_ends_a_host_whose_output_nobody_reads_any_more(number: signal.Signals, broken: str) -> None:
+    ends = {}
+    for name in ("stdout", "stderr"):
+        reading, ends[name] = os.pipe()
+        if broken in (name, "both"):
+            os.close(reading)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.toolhost.serve_standin", "--port", str(port)),
+        **ends,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TOOLHOST_LOG__LEVEL": "debug"},
+    )
+    for end in ends.values():
+        os.close(end)
+    try:
+        async with asyncio.timeout(30):
+            while not await _answers(port):
+                assert child.returncode is None
+            child.send_signal(number)
+            assert await child.wait() == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+async def _answers(port: int) -> bool:
+    """Whether the host takes a connection and a call over it, which it logs."""
+    try:
+        async with await Stream.open(port) as stream:
+            await stream.initialize()
+            return await stream.python("1") == "1"
+    except ConnectionRefusedError:
+        await asyncio.sleep(0.05)
+        return False
+
+
 async def test_a_stop_that_hangs_is_bounded() -> None:
     async with process("tests.toolhost.serve_standin", "--hang") as child:
         await announced(child)

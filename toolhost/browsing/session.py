@@ -1,4 +1,4 @@
-"""A session's stack of pages as a resource of that session: one call at a time, committed after each.
+"""A session's stack of pages as a resource of that session: one call at a time, what it added committed after it.
 
 Above it: the browser namespace; the session manager, which keeps it. Below it: `state`, `browser`.
 """
@@ -17,25 +17,25 @@ log = logging.getLogger("toolhost.browser")
 RESOURCE = "browser"
 
 Save = Callable[[], Awaitable[None]]
-"""Commits `BrowserSession.state()`. What it raises is logged: the next call commits again."""
+"""Commits `BrowserSession.changes()`. What it raises is logged: the next call commits again."""
 
 
 class BrowserSession:
-    """See `sandboxes.resources.Resource`. `state`: what an earlier process committed."""
+    """See `sandboxes.resources.Resource`. `stored`: the parts that an earlier process committed."""
 
-    def __init__(self, state: bytes | None) -> None:
-        self._stored = state
-        self.committed_bytes = 0 if state is None else len(state)
+    def __init__(self, stored: Mapping[str, bytes]) -> None:
+        self._stored: Mapping[str, bytes] | None = stored
+        self.committed_bytes = 0
+        """By the last commit."""
+        self._damaged: set[str] = set()
+        self._changes: Mapping[str, bytes | None] = {}
         self._stack: BrowserState | None = None
         self._turn = asyncio.Lock()
         self._saving: asyncio.Task[None] | None = None
 
-    def state(self) -> bytes | None:
-        """The stack as bytes. They are ready while it is committed, packed off the event loop, and not kept longer: the
-        pages have a copy of their own."""
-        if self._stored is None and self._stack is not None:
-            return self._stack.to_bytes()
-        return self._stored
+    def changes(self) -> Mapping[str, bytes | None]:
+        """The parts that the call which commits now has added, packed off the event loop."""
+        return self._changes
 
     async def close(self) -> None:
         """Waits for a commit that is under way."""
@@ -64,23 +64,27 @@ class BrowserSession:
         return self._stack
 
     async def _restored(self) -> BrowserState:
-        if self._stored is None:
+        if not self._stored:
             return BrowserState()
         try:
-            return await asyncio.to_thread(BrowserState.from_bytes, self._stored)
+            return await asyncio.to_thread(BrowserState.from_parts, self._stored)
         except ValueError as error:
             log.warning("a stored browser state cannot be read, so the session begins anew: %s", error)
+            self._damaged = set(self._stored)
             return BrowserState()
 
     async def _save(self, stack: BrowserState, save: Save) -> None:
         try:
-            self._stored = await asyncio.to_thread(stack.to_bytes)
-            self.committed_bytes = len(self._stored)
+            unsaved = await asyncio.to_thread(stack.unsaved)
+            self._changes = {**dict.fromkeys(self._damaged), **unsaved}
             await save()
+            stack.saved()
+            self._damaged.clear()
+            self.committed_bytes = sum(len(part) for part in unsaved.values() if part is not None)
         except Exception:  # whatever the store raises: the page was shown and must not be lost with it
             log.exception("a browser state could not be committed; the next call tries again")
         finally:
-            self._stored = None
+            self._changes = {}
 
     async def _saved(self) -> None:
         """The stack must not change while a thread reads it."""

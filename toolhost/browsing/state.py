@@ -1,4 +1,7 @@
-"""The stack of pages of one session: pure data, to bytes and back, within caps.
+"""The stack of pages of one session: pure data, to stored parts and back, within caps.
+
+A page is a part of its own, and so is each entry of the stack: both never change once they are there, so a call stores
+only what it has added.
 
 Above it: `browser.Browser`, which pushes and reads. Below it: nothing but `Page`.
 """
@@ -6,9 +9,8 @@ Above it: `browser.Browser`, which pushes and reads. Below it: nothing but `Page
 from __future__ import annotations
 
 import json
-import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from toolhost.browsing.errors import BrowserError
@@ -19,18 +21,20 @@ MAX_BYTES = 32 * 1024 * 1024
 # URL and title of evicted entries stay so that citations resolve; beyond this many even those go.
 MAX_ENTRIES = 20_000
 MAX_SEEN = 20_000
-_VERSION = 1
-_LENGTH = struct.Struct(">Q")
+_VERSION = 2
+# What the names of parts begin with; the cursor follows, of a page the one that it was first shown at.
+_ENTRY, _PAGE = "e", "p"
 
 
 @dataclass
 class Entry:
-    """What a cursor stands for. `page` is None once its text was evicted."""
+    """What a cursor stands for. `page` is None once its text was evicted; `part` is the number of its part."""
 
     url: str
     title: str
     page: Page | None
     cited_url: str
+    part: int
 
 
 class BrowserState:
@@ -47,9 +51,13 @@ class BrowserState:
         self._entries: dict[int, Entry] = {}
         self._next = 0
         self._oldest_kept = 0
-        self._uses: dict[int, int] = {}
+        self._uses: dict[int, int] = {}  # of a page, by its id()
+        self._parts: dict[int, int] = {}  # of a page, by its id()
         self._bytes = 0
         self._seen: dict[str, None] = {}
+        self._new_entries: dict[int, list[str]] = {}  # with the URLs that were first seen there
+        self._gone_entries: list[int] = []
+        self._changed_pages: dict[int, Page | None] = {}
 
     def __len__(self) -> int:
         return self._next
@@ -64,13 +72,19 @@ class BrowserState:
         cursor = self._next
         self._next += 1
         cited = page.url if page.origin is None else self._cited_url(page.origin, page.url)
-        self._entries[cursor] = Entry(page.url, page.title, page, cited)
+        if id(page) not in self._parts:
+            self._parts[id(page)] = cursor
+            self._changed_pages[cursor] = page
+        self._entries[cursor] = Entry(page.url, page.title, page, cited, self._parts[id(page)])
+        self._use(page)
+        self._new_entries[cursor] = self._note_seen([page.url, *page.links])
+        self._evict()
+        return cursor
+
+    def _use(self, page: Page) -> None:
         if not self._uses.get(id(page)):
             self._bytes += page.size
         self._uses[id(page)] = self._uses.get(id(page), 0) + 1
-        self._note_seen(page)
-        self._evict()
-        return cursor
 
     def _cited_url(self, cursor: int, default: str) -> str:
         entry = self._entries.get(cursor)
@@ -83,7 +97,10 @@ class BrowserState:
             self._forget_text(self._oldest_kept)
             self._oldest_kept += 1
         if len(self._entries) > MAX_ENTRIES:
-            del self._entries[next(iter(self._entries))]
+            oldest = next(iter(self._entries))
+            del self._entries[oldest]
+            self._new_entries.pop(oldest, None)
+            self._gone_entries.append(oldest)
 
     def _forget_text(self, cursor: int) -> None:
         entry = self._entries[cursor]
@@ -94,13 +111,20 @@ class BrowserState:
         if not self._uses[id(page)]:
             del self._uses[id(page)]
             self._bytes -= page.size
+            self._parts.pop(id(page), None)
+            self._changed_pages[entry.part] = None
 
-    def _note_seen(self, page: Page) -> None:
-        for url in (page.url, *page.links):
-            if url:
-                self._seen[url.partition("#")[0]] = None
+    def _note_seen(self, urls: Iterable[str]) -> list[str]:
+        """Returns those that are new."""
+        new = []
+        for url in urls:
+            address = url.partition("#")[0]
+            if address and address not in self._seen:
+                self._seen[address] = None
+                new.append(address)
         while len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
+        return new
 
     def was_seen(self, url: str) -> bool:
         """Whether a page or a link of this session has this URL (fragments aside)."""
@@ -151,65 +175,70 @@ class BrowserState:
         """All known cursors, oldest first."""
         yield from self._entries.items()
 
-    def to_bytes(self) -> bytes:
-        """The whole state; a page shown many times is written once, and packed only the first time it is written."""
-        pages: list[bytes] = []
-        index: dict[int, int] = {}
-        entries = []
-        for cursor, entry in self._entries.items():
-            number = None
-            if entry.page is not None:
-                if id(entry.page) not in index:
-                    index[id(entry.page)] = len(pages)
-                    pages.append(entry.page.packed)
-                number = index[id(entry.page)]
-            entries.append([cursor, entry.url, entry.title, number, entry.cited_url])
+    def unsaved(self) -> dict[str, bytes | None]:
+        """The parts that were not `saved` since they changed; None: it is to be removed. Of a new stack that is all.
+
+        A call adds the part of an entry and, unless its page is there already, that of the page.
+        """
+        parts: dict[str, bytes | None] = {}
+        for cursor in self._new_entries:
+            parts[f"{_ENTRY}{cursor}"] = self._pack(cursor, self._entries[cursor])
+        for number, page in self._changed_pages.items():
+            parts[f"{_PAGE}{number}"] = None if page is None else page.packed
+        for cursor in self._gone_entries:
+            parts[f"{_ENTRY}{cursor}"] = None
+        return parts
+
+    def saved(self) -> None:
+        """What is `unsaved` was stored."""
+        self._new_entries.clear()
+        self._changed_pages.clear()
+        self._gone_entries.clear()
+
+    def _pack(self, cursor: int, entry: Entry) -> bytes:
         values = {
             "version": _VERSION,
-            "next": self._next,
-            "oldest_kept": self._oldest_kept,
-            "entries": entries,
-            "seen": list(self._seen),
+            "url": entry.url,
+            "title": entry.title,
+            "page": entry.part,
+            "cited": entry.cited_url,
+            "seen": self._new_entries[cursor],
         }
-        parts = [zlib.compress(json.dumps(values, ensure_ascii=False).encode(), level=1), *pages]
-        return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+        return zlib.compress(json.dumps(values, ensure_ascii=False).encode(), level=1)
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, max_pages: int = MAX_PAGES, max_bytes: int = MAX_BYTES) -> BrowserState:
-        """The state `to_bytes` wrote.
+    def from_parts(
+        cls, parts: Mapping[str, bytes], *, max_pages: int = MAX_PAGES, max_bytes: int = MAX_BYTES
+    ) -> BrowserState:
+        """The state whose parts these are. An entry whose page is not there has lost its text.
 
         Raises:
-            ValueError: not such bytes, or of another version.
+            ValueError: not such parts, or of another version.
         """
+        state = cls(max_pages=max_pages, max_bytes=max_bytes)
         try:
-            head, *packed = _parts(data)
-            values = json.loads(zlib.decompress(head))
-            if values["version"] != _VERSION:
-                raise ValueError(f"browser state of version {values['version']!r}, not {_VERSION}")
-            state = cls(max_pages=max_pages, max_bytes=max_bytes)
-            pages = [Page.unpack(part) for part in packed]
-            for cursor, url, title, number, cited in values["entries"]:
-                page = None if number is None else pages[number]
-                state._entries[cursor] = Entry(url, title, page, cited)
-                if page is not None:
-                    state._uses[id(page)] = state._uses.get(id(page), 0) + 1
-            state._next, state._oldest_kept = values["next"], values["oldest_kept"]
-            state._bytes = sum(page.size for page in pages)
-            state._seen = dict.fromkeys(values["seen"])
-        except (zlib.error, struct.error, KeyError, TypeError, IndexError, UnicodeDecodeError) as error:
-            raise ValueError(f"not a browser state: {error}") from error
+            cursors = sorted(int(name[1:]) for name in parts if name[0] == _ENTRY)
+            pages = {int(name[1:]): Page.unpack(part) for name, part in parts.items() if name[0] == _PAGE}
+            if len(cursors) + len(pages) != len(parts):
+                raise ValueError("it has parts of other kinds")
+            for cursor in cursors:
+                values = json.loads(zlib.decompress(parts[f"{_ENTRY}{cursor}"]))
+                if values["version"] != _VERSION:
+                    raise ValueError(f"it is of version {values['version']!r}, not {_VERSION}")
+                part = values["page"]
+                entry = Entry(values["url"], values["title"], pages.get(part), values["cited"], part)
+                state._restore(cursor, entry, values["seen"])
+        except (zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a browser state that can be read: {error}") from error
         state._evict()
         return state
 
-
-def _parts(data: bytes) -> list[bytes]:
-    parts: list[bytes] = []
-    position = 0
-    while position < len(data) or not parts:
-        (length,) = _LENGTH.unpack_from(data, position)
-        position += _LENGTH.size
-        if length > len(data) - position:
-            raise ValueError("not a browser state: it is cut off")
-        parts.append(data[position : position + length])
-        position += length
-    return parts
+    def _restore(self, cursor: int, entry: Entry, seen: list[str]) -> None:
+        self._entries[cursor] = entry
+        self._next = cursor + 1
+        if entry.page is None:
+            self._oldest_kept = cursor + 1
+        else:
+            self._use(entry.page)
+            self._parts[id(entry.page)] = entry.part
+        self._note_seen(seen)

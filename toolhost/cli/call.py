@@ -10,18 +10,23 @@ import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
 
 import typer
 
 from toolhost.cli.serve import fail
+from toolhost.identity import SESSION_ID
 
 CALL_FAILED = 1
+SHOWN = 1000  # characters of an answer that is an error
 
 
 def call(
     text: Annotated[str, typer.Argument(help="Code for python (- reads standard input); else JSON arguments.")],
     session: Annotated[str, typer.Option(metavar="ID", help="Calls with one id share variables and files.")] = "cli",
-    url: Annotated[str, typer.Option(metavar="HOST:PORT", help="The tool host.")] = "127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The tool host: HOST:PORT, or http(s)://…")
+    ] = "127.0.0.1:8000",
     tool: Annotated[str, typer.Option(metavar="NAMESPACE.TOOL", help="Which tool.")] = "python.python",
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A file with the access token, where the host wants one.")
@@ -41,15 +46,45 @@ def call(
     if not dot:
         name = namespace
     if text == "-":
-        text = sys.stdin.read()
+        text = _standard_input()
+    _utf8(text, "the code or arguments")
+    if not SESSION_ID.fullmatch(session):
+        fail("--session takes 1 to 128 characters of A-Z a-z 0-9 . _ : -")
     arguments = {"code": text} if name == "python" else _arguments(text)
     headers = {"x-session-id": session}
     if token_file is not None:
         headers["authorization"] = f"Bearer {_token(token_file)}"
-    address = url.removeprefix("http://").rstrip("/")
-    answer, is_error = _ask(f"http://{address}/{namespace}/sse", headers, name, arguments)
+    _utf8(tool, "--tool")
+    answer, is_error = _ask(f"{_base(url)}/{quote(namespace, safe='')}/sse", headers, name, arguments)
     typer.echo(answer)
     raise typer.Exit(CALL_FAILED if is_error else 0)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        fail("standard input is not UTF-8 text")
+
+
+def _utf8(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        fail(f"{what} cannot be sent: not UTF-8 text")
+
+
+def _base(url: str) -> str:
+    """The host's address with its scheme, and without a slash at the end."""
+    given = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(given)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable or not given.isascii() or not given.isprintable() or " " in given or parts.query or parts.fragment:
+        fail(f"--url takes HOST:PORT, http://HOST:PORT or https://HOST/PREFIX, not {url!r}")
+    return given.rstrip("/")
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -64,9 +99,14 @@ def _arguments(text: str) -> dict[str, Any]:
 
 def _token(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        token = file.read_text().strip()
     except OSError as error:
         fail(f"cannot read the token in {file}: {error.strerror or error}")
+    except UnicodeDecodeError:
+        token = ""
+    if not token.isascii() or not token.isprintable() or not token:
+        fail(f"{file} must hold a token and nothing else")
+    return token
 
 
 def _ask(url: str, headers: dict[str, str], tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
@@ -88,11 +128,24 @@ async def _call(url: str, headers: dict[str, str], tool: str, arguments: dict[st
     """The text of the result, and whether it is the host's own failure or refusal."""
     from mcp import ClientSession
     from mcp.client.sse import sse_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
 
-    async with sse_client(url, headers=headers) as streams, ClientSession(*streams) as client:
+    def client_that_reads_errors(headers: Any = None, timeout: Any = None, auth: Any = None) -> Any:
+        client = create_mcp_http_client(headers, timeout, auth)
+        client.event_hooks = {**client.event_hooks, "response": [_read_error]}
+        return client
+
+    connecting = sse_client(url, headers=headers, httpx_client_factory=client_that_reads_errors)
+    async with connecting as streams, ClientSession(*streams) as client:
         await client.initialize()
         result = await client.call_tool(tool, arguments)
     return "\n".join(block.text for block in result.content if block.type == "text"), bool(result.is_error)
+
+
+async def _read_error(response: Any) -> None:
+    """What is wrong stands in the answer's body, which must be read before the connection ends."""
+    if response.status_code >= 400:
+        await response.aread()
 
 
 def _first(group: Exception) -> Exception:
@@ -102,9 +155,13 @@ def _first(group: Exception) -> Exception:
 
 
 def _unreachable(url: str, error: Exception) -> str:
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    response: Any = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
     if status == 401:
         return f"{url} wants a token: give --token-file FILE (made by `toolhost tokens new`)"
     if status is not None:
+        said = " ".join("".join(c if c.isprintable() else " " for c in response.text[:SHOWN]).split())
+        if said and not said.startswith("<"):
+            return f"{url} answers {status}: {said}"
         return f"{url} answers {status}: is this a toolhost, and does it serve that namespace?"
     return f"cannot reach {url} ({error or type(error).__name__}): is the host running? (toolhost serve)"

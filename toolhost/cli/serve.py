@@ -11,6 +11,8 @@ import errno
 import os
 import signal
 import socket
+import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -72,7 +74,10 @@ def serve(
     """Start the tool server and print what to give to vLLM.
 
     Settings come from these options, then TOOLHOST_GROUP__NAME variables, then --config. Ctrl-C stops in order: calls
-    end, streams close, retained sessions stay for the next start. A second Ctrl-C stops at once.
+    end, streams close, and sessions whose id the client chose or that are retained stay for the next start; their
+    sandboxes end by themselves when none comes within lifecycle.fence_s (24 h). TOOLHOST_LIFECYCLE__ON_STOP=close
+    closes all sessions at a stop, `toolhost sessions prune --all` those of a host that is stopped. A second Ctrl-C
+    stops at once.
     """
     flags: dict[str, Any] = {
         "state_dir": state_dir,
@@ -93,7 +98,10 @@ def serve(
         settings = load(config, flags)
         with listening(settings) as listener:
             telemetry.configure(settings.log)
-            code = launch(build(settings), listener)
+            services = build(settings)
+            code = launch(services, listener)
+            if code == 0:
+                say(what_stays(services), err=True)
     except (ToolhostError, SandboxError) as error:
         fail(error.message)
     raise typer.Exit(code)
@@ -234,22 +242,22 @@ class _Stop:
         if self._closing is not None:
             if now - self._first_at < SAME_SIGNAL_S:
                 return
-            typer.echo("toolhost: stopped at once; the next start takes over what runs", err=True)
+            say("toolhost: stopped at once; the next start takes over what runs", err=True)
             os._exit(SECOND_SIGNAL)
         if not self._server.started:
             assert self._task is not None
             self._task.cancel()
             return
         self._first_at = now
-        typer.echo("toolhost: stopping; again to stop at once", err=True)
         self._closing = asyncio.get_running_loop().create_task(self._ladder())
+        say("toolhost: stopping; again to stop at once", err=True)
 
     async def _ladder(self) -> None:
         try:
             async with asyncio.timeout(self._bound_s):
                 await self._close()
         except TimeoutError:
-            typer.echo("toolhost: calls did not end in time; stopping without them", err=True)
+            say("toolhost: calls did not end in time; stopping without them", err=True)
         finally:
             self._server.should_exit = True
 
@@ -281,7 +289,29 @@ def announce(services: Services, listener: socket.socket) -> None:
         "",
         *services.notices(),
     ]
-    typer.echo("\n".join(lines))
+    say("\n".join(lines))
+
+
+def what_stays(services: Services) -> str:
+    """For a person who has stopped the host: what goes on without it, for how long, and how to end it."""
+    kept, settings = services.kept(), services.settings
+    if not kept:
+        return "toolhost: stopped; no sandbox is left"
+    hours = settings.lifecycle.fence_s / 3600
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + settings.lifecycle.fence_s))
+    return (
+        f"toolhost: stopped; {kept} sandbox{'' if kept == 1 else 'es'} with the sessions' variables stay for the next "
+        f"start, until {until} ({hours:g} h) if there is none. To end them now: toolhost sessions prune --all "
+        f"--state-dir {settings.state_dir}; to have every stop end them: TOOLHOST_LIFECYCLE__ON_STOP=close"
+    )
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Tells a person, if anybody still reads: a host goes on, and stops in order, when its output is a broken pipe."""
+    try:
+        typer.echo(text, err=err)
+    except OSError as error:
+        telemetry.unread(sys.stderr if err else sys.stdout, error)
 
 
 def _shown(host: str) -> str:

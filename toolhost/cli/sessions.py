@@ -326,7 +326,9 @@ def files_list(
 ) -> None:
     """List a session's files. Columns in a pipe: path, kind, bytes, modified (seconds since 1970)."""
     with talking(url, token_file, config) as host:
-        found = host.files(host.digest(session), path)
+        found, complete = host.files(host.digest(session), path)
+    if not complete:
+        typer.echo(f"Only the first {len(found)} entries are listed: there are more. Name a directory.", err=True)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif terminal():

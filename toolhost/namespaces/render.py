@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
+from sandboxes.codec import write_receipt
 from sandboxes.spec import Cause, CauseKind, Ending, Outcome, Output, Receipt, Rung, State
 
 NOTHING_PRINTED = "[The code ran and printed nothing visible. To see a value, print() it or put it on the last line.]"
@@ -44,7 +44,7 @@ def render(outcome: Outcome) -> str:
 
 def receipt_meta(receipt: Receipt) -> dict[str, Any]:
     """A receipt as plain JSON values, for `_meta` and HTTP."""
-    return asdict(receipt)
+    return write_receipt(receipt)
 
 
 def _joined(parts: Any) -> str:
@@ -103,6 +103,8 @@ def _what_happened(receipt: Receipt, exit_code: int | None) -> str:
         case Ending.INTERRUPTED:
             by = "by an operator" if cause is not None and cause.kind is CauseKind.OPERATOR else "by the client"
             return f"Interrupted {by}{_rung(cause, rungs)}.{code}"
+        case Ending.KILLED if cause is not None and cause.kind is CauseKind.SESSION_CLOSED:
+            return "The code was ended: the session was closed."
         case Ending.KILLED:
             return f"The {'interpreter' if exit_code is None else 'command'} died: {_death(cause)}.{code}"
         case Ending.LOST:
@@ -136,6 +138,8 @@ def _death(cause: Cause | None) -> str:
             return "the sandbox ended"
         case CauseKind.TRANSPORT_LOST:
             return "the connection to the sandbox broke"
+        case CauseKind.SESSION_CLOSED:
+            return "the session was closed"
 
 
 def _signal_name(number: int | None) -> str:
@@ -148,6 +152,8 @@ def _signal_name(number: int | None) -> str:
 def _fate(receipt: Receipt) -> str:
     if receipt.ending in (Ending.OK, Ending.RAISED):
         return ""
+    if receipt.cause is not None and receipt.cause.kind is CauseKind.SESSION_CLOSED:
+        return " Its variables and files are gone."
     if receipt.ending is Ending.NEVER_STARTED:
         return " Variables and files are as before." if receipt.state is State.KEPT else " Variables are lost."
     if receipt.ending is Ending.LOST:

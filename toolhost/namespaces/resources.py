@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import base64
 import mimetypes
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from sandboxes.errors import SessionUnknown
-from sandboxes.files import FileInfo
+from sandboxes.files import FileInfo, Listing
 from toolhost.errors import BadArguments
 from toolhost.namespaces.executions import uri_of
 
@@ -31,7 +31,7 @@ TEMPLATE: dict[str, Any] = {
 class Files(Protocol):
     """What is needed of `sandboxes.files.SessionFiles`."""
 
-    async def list(self, path: str = ".") -> Sequence[FileInfo]: ...
+    async def list(self, path: str = ".") -> Listing: ...
 
     def get(self, path: str, max_bytes: int) -> AsyncIterator[bytes]: ...
 
@@ -42,7 +42,7 @@ async def listing(files: Files) -> list[dict[str, Any]]:
         found = await files.list()
     except SessionUnknown:
         return []
-    return [_resource(file) for file in found if file.kind == "file"][:LISTED]
+    return [_resource(file) for file in found.files if file.kind == "file"][:LISTED]
 
 
 async def read(files: Files, uri: str) -> list[dict[str, Any]]:

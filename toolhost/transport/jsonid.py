@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TypeGuard
 
 KEEP = 512  # of a top-level key or value; a longer one is not an id
 
@@ -24,6 +25,7 @@ class IdScanner:
         self._token = bytearray()  # text of the top-level key or value that is being read
         self._overlong = False
         self._key: object = None  # the top-level key whose value is being read
+        self.present = False  # a top-level `id` was there, whatever its value
         self.result: str | int | None = None
 
     def feed(self, data: bytes) -> None:
@@ -77,12 +79,13 @@ class IdScanner:
             self._depth -= 1
         elif self._depth == 1 and mark == b":":
             self._key = self._take()
+            self.present = self.present or self._key == "id"
         elif self._depth == 1:
             self._value()
 
     def _value(self) -> None:
         value = self._take()
-        if self._key == "id" and (isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))):
+        if self._key == "id" and _can_be_answered(value):
             self.result = value
         self._key = None
 
@@ -106,6 +109,19 @@ class IdScanner:
             self._token.clear()
         else:
             self._token += piece
+
+
+def _can_be_answered(value: object) -> TypeGuard[str | int]:
+    if isinstance(value, str):
+        return value.isascii() or value.encode("utf-8", "replace").decode() == value  # no lone surrogates: not UTF-8
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def has_id(body: bytes) -> bool:
+    """Whether a message that is there as a whole has a top-level `id`, of whatever kind."""
+    scanner = IdScanner()
+    scanner.feed(body)
+    return scanner.present
 
 
 def find_id(body: bytes) -> str | int | None:

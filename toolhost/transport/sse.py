@@ -9,8 +9,10 @@ ever. What is wrong goes on the stream as the JSON-RPC error of the message's id
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,7 +20,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.models import InitializationOptions
 from mcp.server.runner import serve_loop
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
-from mcp_types import INVALID_REQUEST, PARSE_ERROR, jsonrpc_message_adapter
+from mcp_types import INVALID_REQUEST, PARSE_ERROR, JSONRPCNotification, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from toolhost.auth import Authenticator
@@ -27,7 +29,7 @@ from toolhost.errors import Refused
 from toolhost.identity import Headers, Named, Refusal, identify, label, named
 from toolhost.mcp_server import Caller
 from toolhost.transport.asgi import Attach, Receive, Scope, Send, address_of, respond
-from toolhost.transport.jsonid import IdScanner, find_id
+from toolhost.transport.jsonid import IdScanner, find_id, has_id
 from toolhost.transport.paths import MESSAGES, Endpoint
 from toolhost.transport.streams import PING, Inbox, Outbox
 
@@ -40,6 +42,9 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # proxies must not hold events back
 ]
 CLOSE_S = 5.0  # for connections to end when the host stops
+# What a connection may have the host hold for it: messages not taken yet, and answers that its client does not read.
+MAX_WAITING = 1000
+MAX_WAITING_BYTES = 16 << 20
 DIFFERENT_SESSION = (
     "The session header of this request differs from the one that its connection was opened with. Nothing ran. "
     "Open a connection of its own for another session."
@@ -68,9 +73,23 @@ class Connection:
         self.metadata = ServerMessageMetadata(request_context=caller)
         self.done = asyncio.Event()
 
+    @property
+    def overloaded(self) -> bool:
+        """Whether the host holds more for it than it may."""
+        inbox, outbox = self.inbox, self.outbox
+        return (
+            inbox.waiting + outbox.waiting > MAX_WAITING
+            or inbox.waiting_bytes + outbox.waiting_bytes > MAX_WAITING_BYTES
+        )
+
     def close(self) -> None:
         """Ends the stream; what runs for it is cancelled."""
         self.inbox.close()
+
+    def cut(self) -> None:
+        """Ends the stream of a client that does not read it: nothing more is written."""
+        self.outbox.closed = True
+        self.close()
 
 
 class SseTransport:
@@ -86,6 +105,7 @@ class SseTransport:
         self._auth = auth
         self._attach = attach
         self._connections: dict[str, Connection] = {}
+        self._held: Counter[str] = Counter()  # connections of each principal
         self._closing = False
 
     def __len__(self) -> int:
@@ -112,8 +132,10 @@ class SseTransport:
         server, options = self._server(endpoint)
         headers: Headers = scope["headers"]
         principal = self._auth.authenticate(headers, address_of(scope))
+        self._admit(principal.name)
         connection = self._open(endpoint, headers, principal.name, send)
         self._connections[connection.id] = connection
+        self._held[connection.principal] += 1
         watch = asyncio.create_task(self._watch(connection, receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
@@ -125,7 +147,9 @@ class SseTransport:
                 lifespan_state=None,
                 init_options=options,
             )
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            with contextlib.suppress(TimeoutError):  # a client that does not read: the server closes its connection
+                async with asyncio.timeout(CLOSE_S):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watch.cancel()
             await self._forget(connection)
@@ -137,6 +161,17 @@ class SseTransport:
             known = ", ".join(f"/{name}/sse" for name in self._served)
             raise Refused(404, f"no namespace {name[:64]!r} here; there is {known}")
         return served
+
+    def _admit(self, principal: str) -> None:
+        server = self._settings.server
+        most, limit = server.max_connections_per_principal, "server.max_connections_per_principal"
+        held = self._held.get(principal, 0)
+        if len(self._connections) >= server.max_connections:
+            held, most, limit = len(self._connections), server.max_connections, "server.max_connections"
+        if held >= most:
+            log.warning("too many connections", extra={"fields": {"principal": principal, "limit": most}})
+            text = f"{held} connections are open, which is the limit ({limit}); close some, or try again later"
+            raise Refused(503, text, headers=(("retry-after", "5"),))
 
     def _open(self, endpoint: Endpoint, headers: Headers, principal: str, send: Send) -> Connection:
         ident = secrets.token_hex(20)
@@ -179,6 +214,9 @@ class SseTransport:
 
     async def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection.id, None)
+        self._held[connection.principal] -= 1
+        if not self._held[connection.principal]:
+            del self._held[connection.principal]
         connection.outbox.closed = True
         try:
             if connection.caller.attachment is not None:
@@ -193,12 +231,12 @@ class SseTransport:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         principal = self._auth.authenticate(headers, address_of(scope))
         connection = self._connections.get(endpoint.connection or "")
-        if connection is None or connection.principal != principal.name:
+        if connection is None or connection.inbox.closed or connection.principal != principal.name:
             raise Refused(404, "no such connection: open a new stream (GET …/sse) and use the path that it names")
         body = await _read(receive, self._settings.server.max_body_bytes)
         if body is None:
             return  # the client went in the middle of its message
-        await respond(send, 202, "Accepted")
+        await respond(send, 202, "")  # a body would be one more write for every call
         if isinstance(body, _Oversized):
             await self._oversized(connection, body)
         else:
@@ -212,11 +250,19 @@ class SseTransport:
             code, what = (PARSE_ERROR, "is not valid JSON") if malformed else (INVALID_REQUEST, "is not JSON-RPC 2.0")
             await connection.outbox.send_error(find_id(body), code, f"The message {what}. Nothing ran.")
             return
+        if isinstance(message, JSONRPCNotification) and has_id(body):
+            what = "The id must be a string or an integer. Nothing ran."
+            await connection.outbox.send_error(find_id(body), INVALID_REQUEST, what)
+            return
         naming = named(headers, connection.url_session)
         metadata = connection.metadata
         if naming is not None and naming != connection.naming:
             metadata = ServerMessageMetadata(request_context=connection.caller.refusing(DIFFERENT_SESSION))
-        connection.inbox.put(SessionMessage(message, metadata=metadata))
+        connection.inbox.put(SessionMessage(message, metadata=metadata), len(body))
+        if connection.overloaded:
+            fields = {"connection": connection.id[:8], "principal": connection.principal}
+            log.warning("a client sends and does not read: its stream is closed", extra={"fields": fields})
+            connection.cut()
 
     async def _oversized(self, connection: Connection, body: _Oversized) -> None:
         limit = self._settings.server.max_body_bytes

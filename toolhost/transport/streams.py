@@ -23,18 +23,27 @@ class Inbox:
     """Messages from the client, in order. Ends when closed; what was not read by then is dropped."""
 
     def __init__(self) -> None:
-        self._items: deque[SessionMessage] = deque()
+        self._items: deque[tuple[SessionMessage, int]] = deque()
         self._ready = asyncio.Event()
         self.closed = False
+        self.waiting_bytes = 0
 
-    def put(self, item: SessionMessage) -> None:
+    @property
+    def waiting(self) -> int:
+        """Messages that the server has not taken yet."""
+        return len(self._items)
+
+    def put(self, item: SessionMessage, size: int = 0) -> None:
+        """`size`: bytes of the message, for `waiting_bytes`."""
         if not self.closed:
-            self._items.append(item)
+            self._items.append((item, size))
+            self.waiting_bytes += size
             self._ready.set()
 
     def close(self) -> None:
         self.closed = True
         self._items.clear()
+        self.waiting_bytes = 0
         self._ready.set()
 
     async def receive(self) -> SessionMessage:
@@ -52,7 +61,9 @@ class Inbox:
                 raise StopAsyncIteration
             self._ready.clear()
             await self._ready.wait()
-        return self._items.popleft()
+        item, size = self._items.popleft()
+        self.waiting_bytes -= size
+        return item
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,6 +80,8 @@ class Outbox:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.closed = False
+        self.waiting = 0  # messages that wait until the client reads
+        self.waiting_bytes = 0
 
     async def send(self, item: SessionMessage, /) -> None:
         await self.write(EVENT % item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
@@ -79,8 +92,15 @@ class Outbox:
         await self.write(EVENT % error.model_dump_json(by_alias=True, exclude_unset=True).encode())
 
     async def write(self, data: bytes) -> None:
-        if not self.closed:
+        if self.closed:
+            return
+        self.waiting += 1
+        self.waiting_bytes += len(data)
+        try:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            self.waiting -= 1
+            self.waiting_bytes -= len(data)
 
     async def aclose(self) -> None:
         # The SDK closes the stream when its loop ends; the transport ends the response itself.

@@ -54,6 +54,35 @@ def put(link: Link, path: str, content: bytes, piece: int = 100_000, upload: str
     return answer
 
 
+def test_a_list_that_is_cut_says_so(link: Link, agent: Agent) -> None:
+    for number in range(5001):
+        (agent.data / f"{number:04}").touch()
+    answer = link.ask("files", op="list", path="")
+    assert (len(answer["files"]), answer["complete"]) == (5000, False)
+    (agent.data / "0000").unlink()
+    assert link.ask("files", op="list", path="")["complete"] is True
+
+
+def test_a_put_is_no_call_s_change_whether_before_it_or_during_it(link: Link, agent: Agent) -> None:
+    link.run("1")
+    put(link, "before", b"x")
+    assert link.run("2")["files"] == []
+    _, ident = link.submit(
+        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nopen('own', 'w').close()"
+    )
+    link.until("started", ident=ident)
+    other, _ = agent.hello()
+    put(other, "during", b"x", upload="u2")
+    put(other, "go", b"", upload="u3")
+    assert link.until("result", ident=ident)["files"] == [{"path": f"{agent.data}/own", "size": 0}]
+
+
+def test_a_file_that_was_put_and_then_changed_by_a_call_is_that_call_s_change(link: Link, agent: Agent) -> None:
+    link.run("1")
+    put(link, "a", b"x")
+    assert link.run("open('a', 'a').write('y') and None")["files"] == [{"path": f"{agent.data}/a", "size": 2}]
+
+
 def test_what_is_put_is_listed_read_by_code_and_got_back(link: Link, agent: Agent) -> None:
     content = os.urandom(350_000)
     assert put(link, "deep/er/a.bin", content)["size"] == 350_000

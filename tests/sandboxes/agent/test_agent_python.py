@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def link(agent: Agent) -> Link:
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
         return True
 
 
@@ -119,6 +120,27 @@ def test_code_that_hangs_is_ended_and_the_fate_of_its_variables_is_true(
     assert after["receipt"]["epoch"] == (1 if state == "kept" else 2)
 
 
+def test_a_cell_that_ended_by_itself_as_the_deadline_came_is_not_called_timed_out(link: Link) -> None:
+    """The interrupt of the first rung reaches it only when it is over: its result stands, and what it started lives."""
+    code = """import signal, subprocess, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+p = subprocess.Popen(['sleep', '300'])
+print(p.pid)
+time.sleep(0.5)
+'its value'"""
+    result = link.run(code, timeout=0.3)
+    assert (result["receipt"]["ending"], result["receipt"]["cause"]) == ("ok", None)
+    assert result["value"] == "'its value'"
+    assert not gone(int(text(result)))
+    assert link.run("p.kill()\np.wait()")["receipt"]["ending"] == "ok"
+
+
+def test_a_cell_that_caught_the_interrupt_is_called_timed_out_whatever_it_says(link: Link) -> None:
+    code = "import time\ntry:\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    pass\n5"
+    result = link.run(code, timeout=0.3)
+    assert (result["receipt"]["ending"], result["value"]) == ("timed_out", "5")
+
+
 def test_nothing_of_a_stopped_cell_still_runs_and_older_children_do(link: Link, agent: Agent) -> None:
     older = int(text(link.run("import subprocess, sys\np = subprocess.Popen(['sleep', '300'])\nprint(p.pid)")))
     code = "q = subprocess.Popen(['sleep', '300'], start_new_session=True)\nprint(q.pid)\nwhile True: pass"
@@ -186,6 +208,25 @@ def test_files_that_a_cell_made_or_changed_are_listed(link: Link, agent: Agent) 
     assert link.run("open('d/a.txt', 'a').write('d') and None")["files"] == [
         {"path": f"{agent.data}/d/a.txt", "size": 4}
     ]
+
+
+def test_a_change_is_listed_with_the_call_that_made_it_though_that_call_killed_its_interpreter(
+    link: Link, agent: Agent
+) -> None:
+    link.run("1")
+    result = link.run("import os\nopen('k', 'w').write('x')\nos._exit(3)")
+    assert result["files"] == [{"path": f"{agent.data}/k", "size": 1}]
+    assert link.run("2")["files"] == []
+
+
+def test_a_change_between_two_calls_is_neithers(link: Link, agent: Agent) -> None:
+    link.run("import subprocess\np = subprocess.Popen(['sh', '-c', 'sleep 0.2; : > late'])")
+    late = agent.data / "late"
+    assert eventually(late.exists)
+    changed = late.stat().st_ctime_ns
+    assert eventually(lambda: time.clock_gettime_ns(time.CLOCK_REALTIME) - changed > 20_000_000)  # the kernel's ticks
+    assert link.run("1")["files"] == []
+    link.run("p.wait()")
 
 
 def test_one_process_of_the_agent_runs_user_code_and_it_is_not_the_agent(link: Link, agent: Agent) -> None:

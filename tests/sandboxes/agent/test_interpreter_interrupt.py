@@ -84,7 +84,7 @@ while True:
 def test_cell_that_swallows_the_interrupt_goes_on_and_its_own_result_stands(python: InterpreterProcess) -> None:
     code = "import time\ntry:\n    print('GO')\n    time.sleep(1e9)\nexcept KeyboardInterrupt:\n    print('caught')\n5"
     answer = interrupted(python, code)
-    assert (answer["outcome"], answer["value"]) == ("ok", "5")
+    assert (answer["outcome"], answer["value"], answer["untouched"]) == ("ok", "5", False)
     assert "caught" in answer["output"]
 
 
@@ -211,4 +211,53 @@ def test_cell_blocked_on_a_pipe_that_nobody_reads_is_interrupted(python: Interpr
     answer = python.frame_alone()
     assert (answer["n"], answer["outcome"]) == (number, "interrupted")
     python.output()
+    check_state_kept(python)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "1",
+        "1 / 0",
+        "import asyncio\nawait asyncio.sleep(0)\n1",
+        "import signal\nsignal.getsignal(signal.SIGINT) and None",
+    ],
+)
+def test_cell_that_no_interrupt_reached_says_so_also_after_one_that_was_interrupted(
+    python: InterpreterProcess, code: str
+) -> None:
+    assert interrupted(python, "print('GO')\nwhile True: pass")["untouched"] is False
+    python.interrupt()
+    assert python.run(code)["untouched"] is True
+
+
+def test_interrupt_that_the_cells_own_handler_took_may_have_ended_it(python: InterpreterProcess) -> None:
+    code = """import signal, time
+gone = []
+signal.signal(signal.SIGINT, lambda *a: gone.append(1))
+print('GO')
+while not gone: time.sleep(0.01)
+len(gone)"""
+    answer = interrupted(python, code)
+    assert (answer["value"], answer["untouched"]) == ("1", False)
+    assert python.run("1")["untouched"] is True
+
+
+def test_interrupt_while_the_figures_are_written_leaves_the_result_and_says_what_may_be_missing(
+    python: InterpreterProcess,
+) -> None:
+    code = """import sys
+class Slow:
+    closed = False
+    def __getattr__(self, name): return getattr(sys.__stdout__, name)
+    def flush(self):
+        import time
+        sys.__stdout__.write('GO')
+        sys.__stdout__.flush()
+        time.sleep(1e9)
+sys.stdout = Slow()
+7"""
+    answer = interrupted(python, code)
+    assert (answer["outcome"], answer["value"], answer["untouched"]) == ("ok", "7", True)
+    assert "some may be missing" in answer["note"]
     check_state_kept(python)

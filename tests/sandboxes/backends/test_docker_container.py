@@ -33,7 +33,7 @@ SIZES = st.integers(0, 1 << 40)
 
 
 def config(spec: SandboxSpec, **changes: bool) -> dict[str, object]:
-    chosen = {"attached": False, "own_kernel": False, **changes}
+    chosen = {"attached": False, "own_kernel": False, "seccomp": None, **changes}
     said = configuration(OWNER, IDENTITY, spec, search_path="/bin", times=(120.0, 2.0, None), **chosen)
     assert int(said[:8]) == len(said[8:])
     decoded: dict[str, object] = json.loads(said[8:])

@@ -79,10 +79,10 @@ async def test_a_full_disk_fails_the_write_with_what_to_do_and_the_next_one_work
 
     await store._do(limit)
     with pytest.raises(StoreUnavailable, match="free space in"):
-        await store.put_resource(KEY, "big", b"x" * 1_000_000)
+        await store.put_parts(KEY, "big", {"": b"x" * 1_000_000})
     assert await store.get(KEY) == written
     await store._do(unlimit)
-    await store.put_resource(KEY, "big", b"x" * 1_000_000)
+    await store.put_parts(KEY, "big", {"": b"x" * 1_000_000})
     await store.close()
 
 
@@ -184,7 +184,7 @@ async def _apply(store: Store, operations: list[tuple[object, ...]]) -> list[obj
                     await store.settle(settled(attempt, value=str(number), ended_at=float(str(rest[2]))))
                 case "resource":
                     state = rest[1]
-                    await store.put_resource(key, "r", state if isinstance(state, bytes) else None)
+                    await store.put_parts(key, "r", {"p": state if isinstance(state, bytes) else None})
                 case "prune":
                     closed_before, outcomes_before = float(str(rest[0])), float(str(rest[1]))
                     said.append(await store.prune(closed_before=closed_before, outcomes_before=outcomes_before))
@@ -192,7 +192,7 @@ async def _apply(store: Store, operations: list[tuple[object, ...]]) -> list[obj
             said.append(str(error))
     for ident in ("a", "b"):
         key = SessionKey("alice", KeyKind.REQUEST, ident)
-        said += [await store.get(key), list(await store.attempts(key)), await store.get_resource(key, "r")]
+        said += [await store.get(key), list(await store.attempts(key)), await store.get_parts(key, "r")]
     said.append(list(await store.list(SessionFilter(include_closed=True))))
     return said
 

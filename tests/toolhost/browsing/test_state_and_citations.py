@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 
 import pytest
@@ -39,6 +40,11 @@ def test_beyond_the_cap_of_bytes_the_oldest_text_goes() -> None:
     assert state.entry(0).page is None and state.entry(1).page is not None and state.size <= 2500
 
 
+def stored(state: BrowserState) -> dict[str, bytes]:
+    """What a store has of a state that was never saved before."""
+    return {name: part for name, part in state.unsaved().items() if part is not None}
+
+
 def test_the_newest_page_stays_however_large() -> None:
     state = BrowserState(max_bytes=10)
     state.push(page("a", "x" * 1000))
@@ -52,9 +58,9 @@ def test_a_page_shown_again_is_counted_and_stored_once() -> None:
     for _ in range(50):
         state.push(shown)
     assert state.size == size
-    data = state.to_bytes()
-    assert len(data) < 2 * len(shown.packed) + 5000
-    again = BrowserState.from_bytes(data)
+    parts = stored(state)
+    assert sum(len(part) for part in parts.values()) < 2 * len(shown.packed) + 10_000
+    again = BrowserState.from_parts(parts)
     assert again.size == size and again.page(3) is again.page(50)
 
 
@@ -78,7 +84,7 @@ def test_storing_and_restoring_changes_nothing(steps: list[tuple[str, int, bool]
             state.push(state.page())
         else:
             state.push(page(name, "z" * length))
-    restored = BrowserState.from_bytes(state.to_bytes(), max_pages=pages, max_bytes=size)
+    restored = BrowserState.from_parts(stored(state), max_pages=pages, max_bytes=size)
     assert list(restored.entries()) == list(state.entries())
     assert len(restored) == len(state) and restored.size == state.size
     assert sum(entry.page is not None for _, entry in state.entries()) <= pages
@@ -90,21 +96,82 @@ def test_storing_and_restoring_changes_nothing(steps: list[tuple[str, int, bool]
     assert list(restored.entries()) == list(state.entries())
 
 
-def head(content: bytes) -> bytes:
-    packed = zlib.compress(content)
-    return len(packed).to_bytes(8, "big") + packed
+def test_a_call_stores_what_it_added_and_removes_what_it_evicted() -> None:
+    state = BrowserState(max_pages=2)
+    state.push(page("a"))
+    assert state.unsaved().keys() == {"e0", "p0"}
+    assert state.unsaved().keys() == {"e0", "p0"}, "until it is stored"
+    state.saved()
+    assert state.unsaved() == {}
+    state.push(state.page(0))
+    assert state.unsaved().keys() == {"e1"}, "its page is there"
+    state.push(page("b"))
+    state.push(page("c"))
+    changes = state.unsaved()
+    assert changes.keys() == {"e1", "e2", "e3", "p2", "p3", "p0"}
+    assert [name for name, part in changes.items() if part is None] == ["p0"]
+
+
+def test_the_size_of_what_is_stored_does_not_grow_with_the_stack() -> None:
+    state = BrowserState()
+    sizes = []
+    for number in range(150):
+        state.push(page(f"n{number}", "x" * 20_000))
+        sizes.append(sum(len(part) for part in state.unsaved().values() if part is not None))
+        state.saved()
+    assert max(sizes) < min(sizes) + 50
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations, st.integers(1, 5), st.integers(100, 6000), st.sets(st.integers(0, 30)))
+def test_storing_by_steps_of_which_some_fail_gives_the_same_as_storing_all(
+    steps: list[tuple[str, int, bool]], pages: int, size: int, failing: set[int]
+) -> None:
+    state = BrowserState(max_pages=pages, max_bytes=size)
+    kept: dict[str, bytes] = {}
+
+    def store() -> None:
+        for name, part in state.unsaved().items():
+            if part is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = part
+        state.saved()
+
+    for number, (name, length, again) in enumerate(steps):
+        state.push(state.page() if again and len(state) else page(name, "z" * length))
+        if number not in failing:
+            store()
+    store()
+    restored = BrowserState.from_parts(kept, max_pages=pages, max_bytes=size)
+    assert list(restored.entries()) == list(state.entries())
+    assert all(restored.was_seen(entry.url) for _, entry in state.entries())
+    assert restored.unsaved() == {}
+
+
+def entry(**changed: object) -> bytes:
+    values = {"version": 2, "url": "u", "title": "t", "page": 0, "cited": "u", "seen": [], **changed}
+    return zlib.compress(json.dumps(values).encode())
 
 
 @pytest.mark.parametrize(
-    "data",
+    "parts",
     [
-        *(b"", b"x", b"\0" * 8, b"\xff" * 20, head(b"{}"), head(b'{"version": 99}'), head(b"[1]"), head(b"\xff")),
-        *(BrowserState().to_bytes()[:-3], BrowserState().to_bytes() + b"x"),
+        *({"e0": b""}, {"e0": b"x"}, {"e0": zlib.compress(b"{}")}, {"e0": zlib.compress(b"[1]")}),
+        *({"e0": zlib.compress(b"\xff")}, {"e0": entry(version=99)}, {"e0": entry()[:-3]}, {"e0": entry(seen=None)}),
+        *({"": entry()}, {"ex": entry()}, {"x0": entry()}, {"e0": entry(), "p0": b"x"}, {"e0": entry(seen=[1])}),
     ],
 )
-def test_bytes_that_are_no_state_are_refused(data: bytes) -> None:
+def test_parts_that_are_no_state_are_refused(parts: dict[str, bytes]) -> None:
     with pytest.raises(ValueError, match=r"browser state"):
-        BrowserState.from_bytes(data)
+        BrowserState.from_parts(parts)
+
+
+def test_an_entry_whose_page_is_not_there_has_lost_its_text() -> None:
+    state = BrowserState.from_parts({"e0": entry()})
+    with pytest.raises(BrowserError, match="no longer kept"):
+        state.page()
+    assert state.push(page("a")) == 1
 
 
 def test_a_citation_resolves_to_url_title_and_lines() -> None:
@@ -125,7 +192,7 @@ def test_a_citation_of_an_evicted_page_keeps_url_and_title() -> None:
     state = BrowserState(max_pages=1)
     state.push(page("a"))
     state.push(page("b"))
-    restored = BrowserState.from_bytes(state.to_bytes(), max_pages=1)
+    restored = BrowserState.from_parts(stored(state), max_pages=1)
     for each in (state, restored):
         found = resolve(each, "【0†L9-L11】")
         assert (found.url, found.title, found.lines, found.evicted) == ("https://a.example/", "A", (), True)

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
@@ -43,7 +43,7 @@ async def main():
     service = BrowserService(load(flags={"state_dir": Path(sys.argv[1])}))
     print(*service.providers)
     await service.open()
-    session = BrowserSession(None)
+    session = BrowserSession({})
     async def save(): pass
     for tool, arguments in (("search", {"query": "corpus"}), ("open", {"id": 0}), ("find", {"pattern": "corpus"})):
         print((await session.call(lambda state: service.browser(state, NOT_NARROWED), tool, arguments, save))[:4])
@@ -133,11 +133,11 @@ async def test_a_domain_header_that_cannot_be_read_refuses_calls_and_is_not_gues
 
 async def test_damaged_stored_pages_begin_anew_and_are_overwritten(host: Host) -> None:
     key = SessionKey("anonymous", KeyKind.REQUEST, "a")
-    host.manager.saved[key, RESOURCE] = b"\x00damaged"
+    host.manager.saved[key, RESOURCE] = {"e7": b"\x00damaged"}
     async with await browser(host) as stream:
         assert await text_of(stream, "open") == "No pages to access!"
         assert (await text_of(stream, "search", query="corpus")).startswith("[0] ")
-    assert len(BrowserState.from_bytes(host.manager.saved[key, RESOURCE])) == 1
+    assert host.manager.saved[key, RESOURCE].keys() == {"e0", "p0"}
 
 
 class Pushing:
@@ -152,17 +152,19 @@ class Pushing:
 
 async def test_a_store_that_fails_costs_no_page_and_the_next_call_commits_it() -> None:
     failures = [OSError("full")]
-    session = BrowserSession(None)
+    session = BrowserSession({})
+    stored: dict[str, bytes | None] = {}
 
     async def save() -> None:
         if failures:
             raise failures.pop()
+        stored.update(session.changes())
 
     pushing = cast("Callable[[BrowserState], Browser]", Pushing)
     assert await session.call(pushing, "one", {}, save) == "0"
     assert await session.call(pushing, "two", {}, save) == "1"
     assert failures == []
-    assert len(BrowserState.from_bytes(session.state() or b"")) == 2
+    assert stored.keys() == {"e0", "p0", "e1", "p1"}
 
 
 async def test_citations_over_http_are_the_principals_own(start_host: StartHost, tmp_path: Path) -> None:
@@ -210,14 +212,14 @@ async def test_no_citation_an_unknown_kind_and_an_oversized_text_are_refused(hos
 
 
 async def test_a_call_cancelled_while_it_commits_has_happened_and_the_next_waits_for_it() -> None:
-    session = BrowserSession(None)
+    session = BrowserSession({})
     committing, go_on = asyncio.Event(), asyncio.Event()
-    commits: list[int] = []
+    commits: list[Set[str]] = []
 
     async def slow() -> None:
         committing.set()
         await go_on.wait()
-        commits.append(len(BrowserState.from_bytes(session.state() or b"")))
+        commits.append(session.changes().keys())
 
     at = cast("Callable[[BrowserState], Browser]", Pushing)
     first = asyncio.create_task(session.call(at, "search", {"query": "corpus"}, slow))
@@ -228,18 +230,18 @@ async def test_a_call_cancelled_while_it_commits_has_happened_and_the_next_waits
     second = asyncio.create_task(session.call(at, "open", {"id": 0}, slow))
     go_on.set()
     assert await second == "1"
-    assert commits == [1, 2]
+    assert commits == [{"e0", "p0"}, {"e1", "p1"}]
 
 
 async def test_a_call_cancelled_while_pages_are_read_from_the_store_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = BrowserState()
     stored.push(Page("http://kept/", "kept", "text"))
-    session = BrowserSession(stored.to_bytes())
+    session = BrowserSession({name: part or b"" for name, part in stored.unsaved().items()})
     pushing = cast("Callable[[BrowserState], Browser]", Pushing)
     reading, go_on = threading.Event(), threading.Event()
-    read = BrowserState.from_bytes
+    read = BrowserState.from_parts
 
-    def slow(data: bytes) -> BrowserState:
+    def slow(data: Mapping[str, bytes]) -> BrowserState:
         reading.set()
         go_on.wait(10)
         return read(data)
@@ -248,7 +250,7 @@ async def test_a_call_cancelled_while_pages_are_read_from_the_store_loses_none(m
         return None
 
     with monkeypatch.context() as patched:
-        patched.setattr(BrowserState, "from_bytes", slow)
+        patched.setattr(BrowserState, "from_parts", slow)
         first = asyncio.create_task(session.call(pushing, "one", {}, save))
         await asyncio.to_thread(reading.wait, 10)
         first.cancel()
