@@ -159,7 +159,17 @@ def _routes(services: Services) -> list[Route]:
         *citations.routes(*shared),
         *admin.routes(*shared),
         *files.routes(*shared),
+        *_gateway_routes(services),
     ]
+
+
+def _gateway_routes(services: Services) -> list[Route]:
+    """/v1/responses and its kin, where the gateway is wanted; its packages are an extra."""
+    if services.gateway is None:
+        return []
+    from toolhost.gateway.routes import routes
+
+    return routes(services.gateway, services.auth, services.settings.gateway.max_body_bytes)
 
 
 def _on_error(_request: Request, error: Exception) -> Response:

@@ -200,6 +200,29 @@ class DockerSettings(Group):
     channel: Literal["auto", "socket", "attach"] = Field("auto", description="how the host and an agent talk")
 
 
+class GatewaySettings(Group):
+    """The Responses gateway."""
+
+    enabled: bool = Field(False, description="`toolhost serve` serves /v1/responses too")
+    model_url: str | None = Field(None, description="the model server, up to /v1")
+    dialect: Literal["chat", "responses", "anthropic"] = Field("chat", description="what the model server speaks")
+    model: str | None = Field(None, description="the model for requests that name none; none: the server's first")
+    api_key_file: Path | None = Field(None, description="a file with the model server's key")
+    tools: tuple[str, ...] = Field((), description="HOST:PORT/namespace or MCP URLs")
+    remote_servers: tuple[str, ...] = Field((), description="URLs that mcp tools of requests may name, as prefixes")
+    store: str | None = Field(None, description="sqlite:///FILE or redis://HOST:PORT/0; none: a file in state_dir")
+    keys_file: Path | None = Field(None, description="Fernet keys, newest first; none: made in state_dir")
+    ttl_s: Seconds = Field(30 * 86400, description="responses and chains are kept this long after their last change")
+    session_ttl_s: Seconds = Field(3600, description="a chain's sandbox is kept this long after its last use")
+    lease_s: Seconds = Field(15.0, description="a gateway that is silent for so long has died")
+    max_background: Count = Field(64, description="background responses that run at once; the others are queued")
+    max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body")
+    deadline_s: Seconds = Field(3600.0, description="the longest that a response may take")
+    max_rounds: Count = Field(20, description="model rounds of a response")
+    images: bool = Field(False, description="the model sees images: those in tool output are shown to it")
+    context_tokens: Annotated[int, Field(ge=256)] | None = Field(None, description="the model's context; none: unknown")
+
+
 class _Environment(EnvSettingsSource):
     """The environment, with unknown `TOOLHOST_` names refused like unknown keys of the file."""
 
@@ -252,6 +275,7 @@ class Settings(BaseSettings):
     client: ClientSettings = ClientSettings()  # type: ignore[call-arg]
     bubblewrap: BubblewrapSettings = BubblewrapSettings()  # type: ignore[call-arg]
     docker: DockerSettings = DockerSettings()  # type: ignore[call-arg]
+    gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
 
     @property
     def environment_dir(self) -> Path:

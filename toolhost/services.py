@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from filelock import FileLock, Timeout
+from prometheus_client import CollectorRegistry
 
 from sandboxes.backends.base import Backend
 from sandboxes.lifecycle import LIVE
@@ -31,6 +32,9 @@ from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
 from toolhost.telemetry import LogObserver
 from toolhost.tracing import traces
+
+if TYPE_CHECKING:
+    from toolhost.gateway.service import Gateway
 
 log = logging.getLogger("toolhost.services")
 
@@ -64,6 +68,7 @@ class Services:
     metrics: Metrics
     backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
     counts: Callable[[], Mapping[str, int]] | None = None  # of sessions by phase, where the manager counts them
+    gateway: Gateway | None = None  # /v1/responses in this process
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
 
@@ -80,10 +85,13 @@ class Services:
                     self._stack.push_async_callback(namespace.close)
                     await namespace.open()
             await self.sessions.open()
+            self._stack.push_async_callback(self.sessions.close)
+            if self.gateway is not None:
+                self._stack.push_async_callback(self.gateway.close)
+                await self.gateway.open()
         except BaseException:
             await self._stack.aclose()
             raise
-        self._stack.push_async_callback(self.sessions.close)
         self._opened = True
 
     def notices(self) -> list[str]:
@@ -124,7 +132,22 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         return manager.counts
 
     metrics.watch(counts)
-    return Services(settings, manager, namespaces, auth, metrics, backend, counts)
+    gateway = _gateway(settings, namespaces, manager, metrics.registry) if settings.gateway.enabled else None
+    return Services(settings, manager, namespaces, auth, metrics, backend, counts, gateway)
+
+
+def _gateway(
+    settings: Settings, namespaces: Mapping[str, Namespace], sessions: SessionManager, registry: CollectorRegistry
+) -> Gateway:
+    """The Responses gateway over this host's own namespaces. Its packages are an extra, loaded when it is wanted."""
+    try:
+        from toolhost.gateway.assembly import assemble
+        from toolhost.gateway.counts import Counts
+        from toolhost.tool_factory import OwnFiles, ToolFactory
+    except ImportError as error:
+        raise ConfigurationError("--gateway needs more packages: pip install 'toolhost[gateway]'") from error
+    factory = ToolFactory(namespaces, sessions.attach, settings)
+    return assemble(settings.gateway, settings.state_dir, factory, OwnFiles(sessions.files, settings), Counts(registry))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("toolhost.cli.run:run", "Ask a model that may use tools, and watch it work."),
     "trace": ("toolhost.cli.trace:trace", "Show what happened in a run, call by call."),
     "call": ("toolhost.cli.call:call", "Call a tool of a running host, from a terminal."),
+    "gateway": ("toolhost.cli.gateway:gateway", "Serve /v1/responses over any model and these tools."),
     "stdio": ("toolhost.cli.stdio:stdio", "Serve one desktop client over standard input and output."),
     "setup": ("toolhost.cli.setup:setup", "Make the environment that sandboxes run in (needed once)."),
     "doctor": ("toolhost.cli.doctor:doctor", "Check this machine; say what is wrong and what to type."),

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -23,8 +23,8 @@ import uvicorn
 from sandboxes.errors import SandboxError
 from toolhost import telemetry
 from toolhost.app import create_app
-from toolhost.config import Settings, load
-from toolhost.errors import ConfigurationError
+from toolhost.config import ServerSettings, Settings, load
+from toolhost.errors import ConfigurationError, ToolhostError
 from toolhost.services import Services, build
 
 CANNOT_START = 2
@@ -62,6 +62,12 @@ def serve(
     allowed_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Host header to accept (again for more).")
     ] = None,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Serve /v1/responses too, over --model-url and these tools.")
+    ] = False,
+    model_url: Annotated[
+        str | None, typer.Option("--model-url", metavar="URL", help="The gateway's model server, up to /v1.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or text.")] = None,
 ) -> None:
@@ -84,6 +90,7 @@ def serve(
         "auth": {"tokens_file": tokens_file, "insecure": insecure or None},
         "sandbox": {"backend": backend, "memory_bytes": memory << 20 if memory is not None else None},
         "python": {"timeout_s": timeout},
+        "gateway": {"enabled": gateway or None, "model_url": model_url},
         "lifecycle": {"max_sessions": max_sessions, "pool": pool},
         "log": {"level": log_level, "format": log_format},
     }
@@ -95,7 +102,7 @@ def serve(
             code = launch(services, listener)
             if code == 0:
                 say(what_stays(services), err=True)
-    except (ConfigurationError, SandboxError) as error:
+    except (ToolhostError, SandboxError) as error:
         fail(error.message)
     raise typer.Exit(code)
 
@@ -155,26 +162,48 @@ class HostServer(uvicorn.Server):
 
 def launch(services: Services, listener: socket.socket) -> int:
     """Runs the host until it is told to stop. Returns the exit code. Raises SandboxError when it cannot start."""
-    settings = services.settings
     app = create_app(services)
+    return run_until_stopped(
+        app,
+        services.settings.server,
+        listener,
+        opening=services.open,
+        stopping=app.close,
+        closing=services.close,
+        started=lambda: announce(services, listener),
+    )
+
+
+def run_until_stopped(
+    app: Any,
+    settings: ServerSettings,
+    listener: socket.socket,
+    *,
+    opening: Callable[[], Awaitable[None]],
+    stopping: Callable[[], Awaitable[None]],
+    closing: Callable[[], Awaitable[None]],
+    started: Callable[[], None],
+) -> int:
+    """Runs an application until a signal. `opening` comes before it serves, `stopping` ends what it is doing when it is
+    told to stop, `closing` comes last, also after a failure. Returns the exit code."""
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="on",
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(settings.server.shutdown_s)),
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
     )
-    server = HostServer(config, lambda: announce(services, listener))
+    server = HostServer(config, started)
 
     async def run() -> int:
-        stop = _Stop(asyncio.current_task(), server, app.close, settings.server.shutdown_s)
+        stop = _Stop(asyncio.current_task(), server, stopping, settings.shutdown_s)
         with stop.on_signals():
-            await services.open()
+            await opening()
             try:
                 await server.serve(sockets=[listener])
             finally:
-                await services.close()
+                await closing()
         return 0
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:

@@ -1,0 +1,131 @@
+"""What the gateway's routes share: who asks, bodies within bounds, answers, streams that end with their client.
+
+Above: routes. Below: `auth`, `errors`, `service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from toolhost.auth import Authenticator
+from toolhost.errors import Refused
+from toolhost.gateway.errors import ApiError
+from toolhost.gateway.feed import frame
+from toolhost.gateway.stores.base import StoreError
+
+PING_S = 10.0
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Json(JSONResponse):
+    """A JSON answer in ASCII: models send halves of surrogate pairs, which only their escapes can carry."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
+
+
+def principal_of(request: Request, auth: Authenticator) -> str:
+    """Who asks. Raises Refused."""
+    client = request.scope.get("client")
+    return auth.authenticate(request.scope["headers"], str(client[0]) if client else "").name
+
+
+async def body_of(request: Request, limit: int) -> bytes:
+    """The body. Raises ApiError 413 beyond the limit (bytes)."""
+    size, parts = 0, []
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def sse(entries: AsyncIterator[str], on_leave: Callable[[], None] = lambda: None) -> Response:
+    """Entries as a stream of events, one write each, then `[DONE]`. `on_leave`: the client went before the end."""
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_frames(entries, on_leave), media_type="text/event-stream", headers=headers)
+
+
+async def _frames(entries: AsyncIterator[str], on_leave: Callable[[], None]) -> AsyncIterator[bytes]:
+    following = asyncio.ensure_future(_next(entries))
+    complete = False
+    try:
+        while True:
+            done, _ = await asyncio.wait({following}, timeout=PING_S)
+            if not done:
+                yield PING  # a client's read timeout must not fire during a long call
+                continue
+            line = following.result()
+            if line is None:
+                break
+            yield frame(line)
+            following = asyncio.ensure_future(_next(entries))
+        complete = True
+        yield DONE
+    finally:
+        if not complete:
+            on_leave()
+        following.cancel()
+
+
+async def _next(entries: AsyncIterator[str]) -> str | None:
+    return await anext(entries, None)
+
+
+async def unless_left(
+    request: Request, work: Awaitable[dict[str, Any]], on_leave: Callable[[], None]
+) -> dict[str, Any]:
+    """Wait for work; `on_leave` is called if the client goes first, and the work is waited for all the same."""
+    leaving = asyncio.ensure_future(_left(request))
+    waiting = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            on_leave()
+        return await waiting
+    finally:
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def answering(endpoint: Endpoint) -> Endpoint:
+    """An endpoint whose errors are OpenAI error objects, and whose answers carry a request id."""
+
+    async def answer(request: Request) -> Response:
+        given = request.headers.get("x-request-id", "")
+        ident = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+        try:
+            response = await endpoint(request)
+        except ApiError as error:
+            response = Json(error.as_body(), error.status)
+        except Refused as refused:
+            body = ApiError(refused.status, refused.message, code="invalid_api_key" if refused.status == 401 else None)
+            response = Json(body.as_body(), refused.status)
+            for name, value in refused.headers:
+                response.headers.append(name, value)
+        except StoreError as error:
+            response = Json(ApiError(503, str(error), code="store_unavailable").as_body(), 503)
+        except ClientDisconnect:
+            response = Response(status_code=400)
+        response.headers["x-request-id"] = ident
+        return response
+
+    return answer

@@ -1,0 +1,109 @@
+"""Conversations that clients make, read and change themselves.
+
+Above: `conversation_routes`. Below: `conversations`, `items`, the store. Every change is compare-and-set on the unit
+and is tried again on the newer version, so that a turn that ends meanwhile is not lost.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from toolhost.gateway.conversations import Conversations, new_container
+from toolhost.gateway.errors import ApiError, not_found
+from toolhost.gateway.items import checked, resolved
+from toolhost.gateway.records import Item, Unit, container_key, item_key, turn_key, unit_key
+from toolhost.gateway.stores.base import Change, Conflict, Put, Remove, Store
+from toolhost.loop.ids import RandomIds
+
+ATTEMPTS = 50
+
+
+class Talks:
+    """See the module. All methods raise ApiError 404 for what is not this principal's."""
+
+    def __init__(self, conversations: Conversations, store: Store) -> None:
+        self._conversations = conversations
+        self._store = store
+
+    async def create(self, principal: str, items: Sequence[Mapping[str, Any]], metadata: dict[str, str]) -> Unit:
+        unit = Unit(
+            id=f"conv_{secrets.token_hex(16)}",
+            principal=principal,
+            container=new_container(),
+            metadata=metadata,
+            created_at=int(self._conversations.clock()),
+            public=True,
+        )
+        changes: list[Change] = []
+        if items:
+            turn, changes = await self._turn(principal, items)
+            unit = replace(unit, turns=(turn,))
+        pointer = {"principal": principal, "session": unit.container.session}
+        await self._store.write(unit.put(None), Put(container_key(unit.container.id), pointer, 0), *changes)
+        return unit
+
+    async def get(self, ident: str, principal: str) -> Unit:
+        return await self._conversations.get(ident, principal)
+
+    async def update(self, ident: str, principal: str, metadata: dict[str, str]) -> Unit:
+        return await self._change(ident, principal, lambda unit: replace(unit, metadata=metadata))
+
+    async def delete(self, ident: str, principal: str) -> None:
+        unit = await self.get(ident, principal)
+        items = await self._conversations.items(unit)
+        await self._store.write(
+            Remove(unit_key(ident)),
+            Remove(container_key(unit.container.id)),
+            *(Remove(turn_key(turn)) for turn in unit.turns),
+            *(Remove(item_key(item["id"])) for item in items),
+        )
+
+    async def add(self, ident: str, principal: str, items: Sequence[Mapping[str, Any]]) -> list[Item]:
+        await self.get(ident, principal)
+        turn, changes = await self._turn(principal, items)
+        await self._change(ident, principal, lambda unit: replace(unit, turns=(*unit.turns, turn)), changes)
+        first = changes[0]
+        assert isinstance(first, Put)
+        return list(first.data["client"])
+
+    async def items(self, ident: str, principal: str) -> list[Item]:
+        return await self._conversations.items(await self.get(ident, principal))
+
+    async def item(self, ident: str, principal: str, item_id: str) -> Item:
+        for item in await self.items(ident, principal):
+            if item["id"] == item_id:
+                return item
+        raise not_found("Item", item_id[:128])
+
+    async def remove(self, ident: str, principal: str, item_id: str) -> Unit:
+        await self.item(ident, principal, item_id)
+        return await self._change(ident, principal, lambda unit: replace(unit, deleted=(*unit.deleted, item_id)))
+
+    async def _turn(self, principal: str, items: Sequence[Mapping[str, Any]]) -> tuple[str, list[Change]]:
+        """Items as a turn of their own: its id, and the rows to write, the turn's first."""
+        complete = await resolved(checked(items, RandomIds(), "items"), principal, self._store)
+        turn = f"items_{secrets.token_hex(16)}"
+        data = {"principal": principal, "items": None, "client": complete, "final": True}
+        return turn, [Put(turn_key(turn), data, 0)]
+
+    async def _change(
+        self, ident: str, principal: str, change: Callable[[Unit], Unit], more: Sequence[Change] = ()
+    ) -> Unit:
+        for _ in range(ATTEMPTS):
+            unit = change(await self.get(ident, principal))
+            try:
+                await self._store.write(unit.put(None), *more)
+            except Conflict as conflict:
+                if conflict.key != unit_key(ident):
+                    raise
+                continue
+            return unit
+        raise ApiError(409, "too many changes of this conversation at the same moment; try again")
+
+
+def shown(unit: Unit) -> dict[str, Any]:
+    """A conversation as clients see it."""
+    return {"id": unit.id, "object": "conversation", "created_at": unit.created_at, "metadata": unit.metadata}
