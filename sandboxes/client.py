@@ -410,11 +410,11 @@ class _Lines:
 
 
 def _read_hello(frame: codec.Fields) -> Hello:
-    if frame["t"] == "error":
-        raise _read_error(frame)
-    if frame["t"] != "hello":
+    if frame["t"] not in ("hello", "error"):
         raise WireError("the agent did not begin with hello")
     try:
+        if frame["t"] == "error":
+            raise _read_error(frame)
         if codec.count(frame, "v") != wire.VERSION:
             raise WireError(f"the agent speaks version {frame['v']!r}, this host {wire.VERSION}: restart the session")
         claim = frame.get("claim")

@@ -188,10 +188,11 @@ class Executions:
         run.epoch = self.epoch
         self.on_begin()
         run.deadline = self._loop.after(run.timeout, lambda: self._climb(run, "deadline"))
-        self._watcher.begin()
         for waiter in self._waiters.get(run.attempt, ()):
             waiter.announce({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
-        if run.kind != "python":  # an interpreter looks itself
+        if run.kind == "python":
+            self._watcher.begin()  # its code is sent now, and it looks itself
+        else:
             self._loop.soon(self._watcher.prepare)
 
     def wrote(self, data: bytes) -> None:
@@ -234,6 +235,7 @@ class Executions:
         run = self.current = self._waiting.pop(0)
         self._finishing = False
         run.capture = Capture(run.cap, lambda data: self._spill(run, data))
+        self._watcher.begin()  # a command runs before `began` is called
         performer = self.performers[run.kind]
         run.ladder = Ladder(self._loop, self._config.grace_s, performer.rungs(run))
         try:

@@ -127,7 +127,7 @@ async def test_an_engine_that_is_stopped_for_10_s_under_load_wedges_nothing(
                 assert answers == ["0", "1"], "a sandbox that runs needs no engine for a call"
                 assert (await asyncio.to_thread(host.get, "/livez"))[0] == 200
                 calls += 1
-            assert calls > 10
+            assert calls >= 3, "they were answered while it was stopped"
         await closing
         for text in await asyncio.gather(*fresh):
             assert text == "42" or text.startswith("Error: the Docker engine "), text

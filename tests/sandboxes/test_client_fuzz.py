@@ -7,7 +7,7 @@ import json
 import socket
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sandboxes.agent import wire
@@ -102,6 +102,7 @@ def test_fuzzed_frames_end_in_a_result_or_an_error_of_ours(sent: list[bytes]) ->
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lines)
+@example(b'{"t":"error","":0}')
 def test_a_fuzzed_handshake_ends_in_a_connection_or_an_error_of_ours(first: bytes) -> None:
     async def work() -> None:
         ours, theirs = socket.socketpair()

@@ -37,6 +37,13 @@ def test_each_change_is_told_once_whoever_looks(agent: Agent) -> None:
     assert sorted(files(link.run(f"{write('a')}\n{write('c')}"))) == ["a", "c"]
 
 
+def test_what_the_shortest_command_writes_is_told_however_soon_it_ends(agent: Agent) -> None:
+    link = agent.claimed()
+    told = [files(link.shell(f"echo >b{number}")) for number in range(150)]
+    assert [names for names in told if names] == [[f"b{number}"] for number, names in enumerate(told) if names]
+    assert sum(not names for names in told) <= 1, "a look that a busy machine delays may be given up"
+
+
 def test_what_a_dead_interpreter_had_written_is_told(agent: Agent) -> None:
     link = agent.claimed()
     result = link.run("f = open('last', 'w'); f.write('x'); f.close()\nimport os; os._exit(3)")
