@@ -27,7 +27,7 @@ from toolhost.config import Settings
 from toolhost.errors import Refused
 from toolhost.files import OwnSessions, minted
 from toolhost.identity import label
-from toolhost.requests import address_of, flag, number, query, text, values
+from toolhost.requests import address_of, flag, know_file_names, number, query, text, values
 
 BASE = "/v1/admin/sessions"
 DIGEST = re.compile(r"[0-9a-f]{6,32}")
@@ -53,6 +53,7 @@ Handler = Callable[[Request, SessionKey], Awaitable[Response]]
 
 def routes(sessions: AllSessions, auth: Authenticator, settings: Settings) -> list[Route]:
     """The routes under /v1/admin."""
+    know_file_names()
     return AdminApi(sessions, auth, settings).routes()
 
 
@@ -76,9 +77,9 @@ class AdminApi:
             ("/restart", "POST", self._restart),
             ("/attempts", "GET", self._attempts),
             ("/files", "GET", self._listing),
-            ("/files/{path:path}", "GET", self._download),
-            ("/files/{path:path}", "PUT", self._upload),
-            ("/files/{path:path}", "DELETE", self._remove),
+            ("/files/{path:file}", "GET", self._download),
+            ("/files/{path:file}", "PUT", self._upload),
+            ("/files/{path:file}", "DELETE", self._remove),
             ("/archive", "GET", self._archive),
         ):
             found.append(Route(f"{BASE}/{{session}}{path}", self._named(handler), methods=[method]))

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from sandboxes.errors import SandboxError
 from toolhost import __version__, admin, citations, files
 from toolhost.config import is_loopback
-from toolhost.errors import Refused, http_for
+from toolhost.errors import UNEXPECTED, Refused, http_for, row
 from toolhost.mcp_server import create_aggregate, create_server
 from toolhost.metrics import CONTENT_TYPE
 from toolhost.services import Services
@@ -174,6 +174,8 @@ def _gateway_routes(services: Services) -> list[Route]:
 
 def _on_error(_request: Request, error: Exception) -> Response:
     status, body, headers = http_for(error)
+    if row(error) is UNEXPECTED and not isinstance(error, Refused):
+        log.error("a request failed for a reason that is not in the table of errors", exc_info=error)
     response = JSONResponse(body, status)
     for name, value in headers:
         response.headers.append(name, value)

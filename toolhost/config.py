@@ -183,6 +183,8 @@ class ClientSettings(Group):
     @field_validator("url")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
+        if value is not None and "://" not in value:
+            value = f"http://{value}"
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
         return value

@@ -23,7 +23,7 @@ from toolhost.config import Settings
 from toolhost.errors import Refused
 from toolhost.identity import keyed
 from toolhost.namespaces.render import receipt_meta, render
-from toolhost.requests import address_of, number, values
+from toolhost.requests import address_of, know_file_names, number, values
 from toolhost.transfers import Files
 
 MAX_LISTED = 1000
@@ -52,6 +52,7 @@ Handler = Callable[[Request, SessionKey], Awaitable[Response]]
 
 def routes(sessions: OwnSessions, auth: Authenticator, settings: Settings) -> list[Route]:
     """The routes under /v1/sessions."""
+    know_file_names()
     return UserApi(sessions, auth, settings).routes()
 
 
@@ -74,9 +75,9 @@ class UserApi:
                 ("/attempts", "GET", self._attempts),
                 ("/attempts/{attempt}", "GET", self._collect),
                 ("/files", "GET", self._listing),
-                ("/files/{path:path}", "GET", self._download),
-                ("/files/{path:path}", "PUT", self._upload),
-                ("/files/{path:path}", "DELETE", self._remove),
+                ("/files/{path:file}", "GET", self._download),
+                ("/files/{path:file}", "PUT", self._upload),
+                ("/files/{path:file}", "DELETE", self._remove),
                 ("/archive", "GET", self._archive),
             ):
                 found.append(Route(base + path, self._own(kind, handler), methods=[method]))

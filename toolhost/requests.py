@@ -10,12 +10,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 
 from toolhost.errors import Refused
 
 MAX_BODY = 64 << 10
 MAX_SECONDS = 366 * 86400.0
+
+
+class _FileName(PathConvertor):
+    regex = r"[\s\S]*"  # names are data: a newline may be in one
+
+
+def know_file_names() -> None:
+    """Makes `{name:file}` known to starlette's routes: a path with any character. Harmless when repeated."""
+    register_url_convertor("file", _FileName())
 
 
 def address_of(request: Request) -> str:

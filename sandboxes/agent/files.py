@@ -23,6 +23,16 @@ _UPLOADS = ".uploads"
 _PIECE = 1 << 20
 MAX_LISTED = 5000
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What a caller asked for, or what the session's own code made of its files: no fault of the agent's.
+_CALLERS = (
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOTEMPTY,
+    errno.EPERM,
+)
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -51,6 +61,8 @@ def serve(data: str, frame: dict[str, object]) -> None:
             _error("too_large", f"{reason}; delete files first")
         elif error.errno in _NOT_THERE:
             _error("not_found", "no such file (links are not followed)")
+        elif error.errno in _CALLERS:
+            _error("bad_request", reason)
         else:
             _error("failed", reason)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .loop import Loop
     from .spawn import Spawner
 
+_COMMAND = "__toolhost_command"
 _STATUS = 3
 # An interrupt ends what runs and leaves loops, and the shell lives on. Commands get the default back, jobs ignore it.
 _PRELUDE = "trap 'break 999 2>/dev/null' INT\n"
@@ -82,8 +83,10 @@ class NamedShell:
         before = " && ".join(
             [f"export {name}={quote(value)}" for name, value in variables.items() if name.isidentifier()]
             + ([f"cd -- {quote(directory)}"] if directory is not None else [])
-            + [f"eval {quote(command)}"]
+            # From a variable: a syntax error in an `eval` of literal text upsets bash 5.2's parser for what follows.
+            + [f'eval "${_COMMAND}"']
         )
+        self._write(f"{_COMMAND}={quote(command)}\n")
         self._write(f"{{ {before}\n}} </dev/null {_STATUS}>&-\nprintf '%s\\n' \"$?\" >&{_STATUS}\n")
 
     def close(self) -> None:

@@ -243,7 +243,7 @@ def _on_a_terminal(url: str, *arguments: str, until: bytes | None = None) -> Sho
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TOOLHOST_CLIENT__URL": url, "TERM": "xterm"},
+        env={**os.environ, "TOOLHOST_CLIENT__URL": url, "TERM": "xterm", "COLUMNS": "160"},
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )

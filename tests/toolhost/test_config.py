@@ -160,3 +160,8 @@ def test_a_browser_that_cannot_work_as_it_is_set_stops_the_start(
     with pytest.raises(ConfigurationError) as refusal:
         registry.create(load(file_with(tmp_path, text), {"state_dir": tmp_path}))
     assert word in refusal.value.message
+
+
+@pytest.mark.parametrize("written", ["127.0.0.1:8000", "http://127.0.0.1:8000"])
+def test_the_client_s_url_is_taken_with_and_without_its_scheme(written: str) -> None:
+    assert load(flags={"client": {"url": written}}).client.url == "http://127.0.0.1:8000"

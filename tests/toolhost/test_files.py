@@ -188,3 +188,9 @@ async def test_where_everybody_is_the_same_nobody_can_list_sessions(tmp_path: Pa
         await host.run("a")
         assert (await host.ask("/v1/sessions")).status == 403
         assert (await host.ask("/v1/sessions/a")).json()["session"] == digest_of("a")
+
+
+async def test_a_name_with_a_newline_is_a_name(host: ManagedHost) -> None:
+    assert (await host.ask("/v1/sessions/a/files/a%0Ab", "PUT", b"x")).status == 201
+    assert (await host.ask("/v1/sessions/a/files/a%0Ab")).body == b"x"
+    assert (await host.ask("/v1/sessions/a/files/a%0Ab", "DELETE")).status == 204

@@ -185,3 +185,11 @@ def test_a_slow_reader_of_a_large_file_delays_nobody(link: Link, agent: Agent) -
     while (frame := slow.until("data", "ok", "error", ident=ident))["t"] == "data":
         size += len(base64.b64decode(frame["piece"]))
     assert (frame["t"], size) == ("ok", 20 << 20)
+
+
+def test_what_the_file_system_refuses_is_the_caller_s_to_mend_and_no_fault_of_the_agent(link: Link) -> None:
+    put(link, "d/inside", b"x")
+    for answer in (put(link, "n" * 300, b"x", upload="u2"), put(link, "d", b"x", upload="u3")):
+        assert (answer["t"], answer["code"]) == ("error", "bad_request"), answer
+    _, answer = fetch(link, "get", "n" * 300)
+    assert answer["code"] in ("bad_request", "not_found")

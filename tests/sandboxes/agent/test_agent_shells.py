@@ -123,3 +123,19 @@ def test_a_dead_interpreter_leaves_shells_and_their_jobs(link: Link) -> None:
 def test_wrong_arguments_are_refused_and_nothing_runs(link: Link, call: dict[str, object]) -> None:
     assert link.run(call)["code"] == "bad_request"
     assert link.ask("status")["status"]["sequence"] == 0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ["cat <<EOF\nunfinished", "echo $("],
+        ["echo $(", "cat <<EOF\nunfinished"],
+        ["echo $(", "echo $(", "echo $("],
+        ["echo 'a", "if true", "( echo"],
+    ],
+)
+def test_syntax_errors_in_a_named_shell_leave_it_and_its_variables(link: Link, broken: list[str]) -> None:
+    link.shell("kept=5; cd /tmp", shell="a")
+    for command in broken:
+        assert link.shell(command, shell="a")["receipt"]["ending"] in ("ok", "raised")
+    assert text(link.shell("echo $kept; pwd", shell="a")) == "5\n/tmp\n"
