@@ -58,7 +58,7 @@ class Wire:
 
 def _parse(data: str | bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = _loads(data)
     except (ValueError, RecursionError) as error:
         raise ModelError("the model server sent something that is not JSON") from error
     if not isinstance(value, dict):
@@ -68,9 +68,18 @@ def _parse(data: str | bytes) -> dict[str, Any]:
     return value
 
 
+def _loads(data: str | bytes) -> Any:
+    """JSON, with U+FFFD for what is no character: half of a surrogate pair could be neither sent on nor kept."""
+    text = data.decode("utf-8-sig", "replace") if isinstance(data, bytes) else data
+    value = json.loads(text)
+    if "\\u" not in text or (plain := json.dumps(value, ensure_ascii=False)).isascii():
+        return value
+    return json.loads(plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+
+
 def _refused(status: int, body: bytes) -> ModelError:
     try:
-        detail = _message(json.loads(body))
+        detail = _message(_loads(body))
     except (ValueError, RecursionError):
         detail = body[:200].decode("utf-8", "replace")
     code = {400: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}.get(status, "server_error")
