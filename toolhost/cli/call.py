@@ -90,7 +90,10 @@ def _base(url: str) -> str:
 def _arguments(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
-    except ValueError as error:
+        json.dumps(arguments, ensure_ascii=False).encode()  # as the client will have to
+    except UnicodeEncodeError:
+        fail("the tool's arguments have half of a surrogate pair, which is no character")
+    except (ValueError, RecursionError) as error:
         fail(f'the tool\'s arguments are not JSON ({error}); for example \'{{"cmd": ["ls"]}}\'')
     if not isinstance(arguments, dict):
         fail("the tool's arguments must be a JSON object")
