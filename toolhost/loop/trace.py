@@ -73,8 +73,13 @@ class FileTraces:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def save(self, trace: Trace) -> None:
+    def prepare(self) -> None:
+        """Make the directory. Raises OSError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def save(self, trace: Trace) -> None:
+        """Write the trace's file. Raises OSError."""
+        self.prepare()
         path = self._path(trace.response_id)
         path.touch(mode=0o600)
         # Half of a surrogate pair is written as its JSON escape: whatever happened, its trace can be kept.
