@@ -215,7 +215,7 @@ def _read(answer: http.client.HTTPResponse, url: str) -> bytes:
 def _parsed(body: bytes, url: str) -> Any:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HostUnreachable(f"what answers at {url} is not a tool host") from None
 
 
@@ -224,7 +224,7 @@ def _refusal(answer: http.client.HTTPResponse, url: str) -> ToolhostError:
     try:
         error = json.loads(body)["error"]
         message, code = str(error["message"]), str(error["code"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         message = body.decode("utf-8", "replace").strip() or f"{url} answered with status {answer.status}"
         code = "http"
     if answer.status == 401:

@@ -1,13 +1,12 @@
 """The users' HTTP API to what a model cited: `【3†L9-L11】` to address, title and lines.
 
-Above: `app`. Below: sandboxes' public API, `browsing`, `identity`, `auth`, `errors`.
+Above: `app`. Below: sandboxes' public API, `browsing`, `identity`, `requests`, `auth`, `errors`.
 Reads what a session committed; makes no session, and none of another principal can be named.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -25,9 +24,11 @@ from toolhost.browsing.state import BrowserState
 from toolhost.config import Settings
 from toolhost.errors import Refused
 from toolhost.identity import keyed
+from toolhost.requests import json_value
 
 MAX_CITATIONS = 100
 MAX_BODY = 1 << 20
+_WANTED = 'send a JSON object with the text: {"text": "… 【3†L9-L11】 …"}'
 
 
 class StoredResources(Protocol):
@@ -77,11 +78,11 @@ async def _text(request: Request) -> str:
         if len(body) > MAX_BODY:
             raise Refused(413, f"at most {MAX_BODY} bytes are taken here")
     try:
-        found = json.loads(body)
-    except ValueError:
-        found = None
+        found = json_value(body)
+    except Refused as refused:
+        raise Refused(400, f"{refused}; {_WANTED}") from None
     if not isinstance(found, dict) or found.keys() != {"text"} or not isinstance(found["text"], str):
-        raise Refused(400, 'send a JSON object with the text: {"text": "… 【3†L9-L11】 …"}')
+        raise Refused(400, _WANTED)
     return found["text"]
 
 

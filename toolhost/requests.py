@@ -1,6 +1,6 @@
 """What the HTTP APIs read of a request, checked: bodies, queries, the peer's address.
 
-Above: `admin`, `files`. Below: `errors`.
+Above: `admin`, `citations`, `files`. Below: `errors`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,22 @@ async def values(request: Request, known: set[str]) -> Mapping[str, Any]:
         body += piece
         if len(body) > MAX_BODY:
             raise Refused(413, f"at most {MAX_BODY} bytes are taken here")
-    try:
-        found = json.loads(body) if body.strip() else {}
-    except ValueError:
-        raise Refused(400, "the body is not valid JSON") from None
+    found = json_value(body) if body.strip() else {}
     if not isinstance(found, dict):
         raise Refused(400, "the body must be a JSON object")
     return _checked(found, known)
+
+
+def json_value(body: bytes) -> object:
+    """A body's JSON, all of whose texts can be sent back. Raises Refused 400."""
+    try:
+        found: object = json.loads(body)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Refused(400, "the body has half of a surrogate pair, which is no character") from None
+    except (ValueError, RecursionError):
+        raise Refused(400, "the body is not valid JSON") from None
+    return found
 
 
 def query(request: Request, known: set[str]) -> Mapping[str, str]:
@@ -67,7 +76,7 @@ def number(fields: Mapping[str, Any], name: str) -> float | None:
         return None
     try:
         found = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not 0 < found <= MAX_SECONDS:
         raise Refused(400, f"{name} must be a number of seconds above 0")

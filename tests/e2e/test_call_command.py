@@ -55,6 +55,8 @@ def test_a_host_that_is_not_there_is_one_line_that_says_what_to_type() -> None:
         (["--url", "https://127.0.0.1:1", "1"], "https://127.0.0.1:1/python/sse"),
         (["\udcff"], "UTF-8"),
         (["--tool", "\udcff.python", "1"], "UTF-8"),
+        (["--tool", "container.exec", '{"cmd": "\\ud800"}'], "surrogate"),
+        (["--tool", "container.exec", "[" * 100_000], "not JSON"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_in_one_line(arguments: list[str], word: str) -> None:

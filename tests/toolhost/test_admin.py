@@ -154,7 +154,18 @@ async def test_a_minted_key_is_shown_once_and_opens_the_session_it_names(host: M
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"principal": "a/b"}', b'{"ttl_s": 0}', b'{"ttl": 5}', b"[]", b"{", b'{"ttl_s": true}']
+    "body",
+    [
+        b'{"principal": "a/b"}',
+        b'{"ttl_s": 0}',
+        b'{"ttl": 5}',
+        b"[]",
+        b"{",
+        b'{"ttl_s": true}',
+        b'{"ttl_s": 1' + b"0" * 400 + b"}",
+        b'{"principal": "\\ud800"}',
+        b"[" * 60_000,
+    ],
 )
 async def test_a_mint_that_makes_no_sense_is_refused(host: ManagedHost, body: bytes) -> None:
     assert (await host.ask(BASE, "POST", body)).status == 400

@@ -14,8 +14,8 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from toolhost.cli.checks import secret, session_id, utf8
 from toolhost.cli.serve import fail
-from toolhost.identity import SESSION_ID
 
 CALL_FAILED = 1
 SHOWN = 1000  # characters of an answer that is an error
@@ -47,14 +47,13 @@ def call(
         name = namespace
     if text == "-":
         text = _standard_input()
-    _utf8(text, "the code or arguments")
-    if not SESSION_ID.fullmatch(session):
-        fail("--session takes 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+    utf8(text, "the code or arguments")
+    session_id(session)
     arguments = {"code": text} if name == "python" else _arguments(text)
     headers = {"x-session-id": session}
     if token_file is not None:
-        headers["authorization"] = f"Bearer {_token(token_file)}"
-    _utf8(tool, "--tool")
+        headers["authorization"] = f"Bearer {secret(token_file, 'token')}"
+    utf8(tool, "--tool")
     answer, is_error = _ask(f"{_base(url)}/{quote(namespace, safe='')}/sse", headers, name, arguments)
     typer.echo(answer)
     raise typer.Exit(CALL_FAILED if is_error else 0)
@@ -65,13 +64,6 @@ def _standard_input() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError:
         fail("standard input is not UTF-8 text")
-
-
-def _utf8(text: str, what: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        fail(f"{what} cannot be sent: not UTF-8 text")
 
 
 def _base(url: str) -> str:
@@ -90,23 +82,14 @@ def _base(url: str) -> str:
 def _arguments(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
-    except ValueError as error:
+        json.dumps(arguments, ensure_ascii=False).encode()  # as the client will have to
+    except UnicodeEncodeError:
+        fail("the tool's arguments have half of a surrogate pair, which is no character")
+    except (ValueError, RecursionError) as error:
         fail(f'the tool\'s arguments are not JSON ({error}); for example \'{{"cmd": ["ls"]}}\'')
     if not isinstance(arguments, dict):
         fail("the tool's arguments must be a JSON object")
     return arguments
-
-
-def _token(file: Path) -> str:
-    try:
-        token = file.read_text().strip()
-    except OSError as error:
-        fail(f"cannot read the token in {file}: {error.strerror or error}")
-    except UnicodeDecodeError:
-        token = ""
-    if not token.isascii() or not token.isprintable() or not token:
-        fail(f"{file} must hold a token and nothing else")
-    return token
 
 
 def _ask(url: str, headers: dict[str, str], tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:

@@ -11,7 +11,9 @@ from typing import Annotated
 import platformdirs
 import typer
 
-from toolhost.loop.errors import LoopError
+from toolhost.cli.checks import secret, session_id, utf8
+from toolhost.cli.serve import CANNOT_START, fail
+from toolhost.loop.errors import LoopError, RequestError
 from toolhost.loop.models.registry import ADAPTERS
 from toolhost.loop.trace import FileTraces
 
@@ -33,7 +35,7 @@ def run(
     max_rounds: Annotated[int, typer.Option(help="Model rounds before one last round without tools.", min=1)] = 20,
     deadline: Annotated[float | None, typer.Option(help="Seconds for the whole run.", min=0.1)] = None,
     session: Annotated[str, typer.Option(help="A session key whose state the tools keep.")] = "",
-    api_key_file: Annotated[Path | None, typer.Option(help="File with the model server's key.", exists=True)] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the model server's key.")] = None,
     trace_dir: Annotated[Path | None, typer.Option(help="Where the trace is written.")] = None,
 ) -> None:
     """Ask a model that may use tools, and watch it work. Ctrl-C cancels the model and the tool."""
@@ -43,6 +45,11 @@ def run(
     # Here, because the rest of the command line neither needs the extra nor should wait for it to load.
     from toolhost.cli.run_loop import Options, ask_and_watch
 
+    for text, what in ((question, "the question"), (instructions, "--instructions"), (name, "--name")):
+        utf8(text, what)
+    if session:
+        session_id(session)
+    traces = _traces(trace_dir or default_traces())
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its clients log what is reported as a result here
     options = Options(
         question=question,
@@ -56,11 +63,21 @@ def run(
         max_rounds=max_rounds,
         deadline=deadline,
         session=session,
-        api_key=api_key_file.read_text(encoding="utf-8").strip() if api_key_file else None,
+        api_key=secret(api_key_file, "key") if api_key_file else None,
     )
     try:
-        code = asyncio.run(ask_and_watch(options, FileTraces(trace_dir or default_traces())))
+        code = asyncio.run(ask_and_watch(options, traces))
     except LoopError as error:
         typer.echo(f"toolhost run: {error}", err=True)
-        code = 1
+        code = CANNOT_START if isinstance(error, RequestError) else 1
     raise typer.Exit(code)
+
+
+def _traces(directory: Path) -> FileTraces:
+    """Where the trace goes, there before the run is: afterwards it would be too late to choose another place."""
+    traces = FileTraces(directory)
+    try:
+        traces.prepare()
+    except OSError as error:
+        fail(f"cannot make the directory of traces {directory}: {error.strerror or error}")
+    return traces

@@ -67,13 +67,24 @@ async def _converse(driver: LoopDriver, request: LoopRequest, view: View, traces
     """Run, ask the user about what needs their consent, and go on."""
     while True:
         result = await _one_run(driver, request, view)
-        traces.save(result.trace)
+        kept = _save(traces, result)
         waiting = [one for one in result.pending if one.kind == "approval"]
         if not waiting or not sys.stdin.isatty():
-            typer.echo(f"trace: toolhost trace {result.response.id}", err=True)
+            if kept:
+                typer.echo(f"trace: toolhost trace {result.response.id}", err=True)
             return _exit_code(result)
         answers = [_ask(one.id, f"{one.namespace}.{one.name} {one.arguments}") for one in waiting]
         request = replace(request, history=result.transcript, input=answers)
+
+
+def _save(traces: FileTraces, result: LoopResult) -> bool:
+    """Keep the trace; a run is not worth less for a full disk."""
+    try:
+        traces.save(result.trace)
+    except OSError as error:
+        typer.echo(f"toolhost run: warning: the trace is not saved: {error.strerror or error}", err=True)
+        return False
+    return True
 
 
 async def _one_run(driver: LoopDriver, request: LoopRequest, view: View) -> LoopResult:
@@ -83,10 +94,22 @@ async def _one_run(driver: LoopDriver, request: LoopRequest, view: View) -> Loop
     try:
         async for event in run.events():
             view.show(event)
-        return await run.result()
+        result = await run.result()
+        if result.response.status == "incomplete":
+            view.note(f"incomplete: {_why(result, request.limits)}")
+        return result
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         view.close()
+
+
+def _why(result: LoopResult, limits: Limits) -> str:
+    match result.why:
+        case "round_limit":
+            return f"the limit of {limits.max_rounds} rounds (--max-rounds)"
+        case "truncated":
+            return "the model server's answer broke off"
+    return result.why
 
 
 def _ask(approval_id: str, call: str) -> dict[str, Any]:

@@ -17,9 +17,12 @@ _OUTPUT_CHARACTERS = 2000
 
 
 class View(Protocol):
-    """Shows events. `show` is called for each, in order, `close` after the last."""
+    """Shows events. `show` is called for each, in order, `close` after the last; `note` in between for what the events
+    cannot say."""
 
     def show(self, event: Any) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
     def close(self) -> None: ...
 
@@ -33,6 +36,9 @@ class JsonView:
     def show(self, event: Any) -> None:
         self._out.write(wire_json(event) + "\n")
         self._out.flush()
+
+    def note(self, text: str) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -55,7 +61,10 @@ class PlainView:
             for line in item_lines(event.item):
                 print(line, file=self._notes, flush=True)
         elif problem := problem_of(event):
-            print(problem, file=self._notes, flush=True)
+            self.note(problem)
+
+    def note(self, text: str) -> None:
+        print(text, file=self._notes, flush=True)
 
     def close(self) -> None:
         if self._wrote:
@@ -87,8 +96,11 @@ class LiveView:
             case "response.output_item.done":
                 self._item(event.item)
             case _ if problem := problem_of(event):
-                self._new_line()
-                self._console.print(f"[bold red]{escape(problem)}[/]")
+                self.note(problem)
+
+    def note(self, text: str) -> None:
+        self._new_line()
+        self._console.print(f"[bold red]{escape(text)}[/]")
 
     def close(self) -> None:
         self._new_line()
@@ -148,12 +160,8 @@ def item_lines(item: Any) -> list[str]:
 
 
 def problem_of(event: Any) -> str:
-    """What went wrong, where an event says so."""
-    if event.type == "response.failed":
-        return f"failed: {printable(event.response.error.message)}"
-    if event.type == "response.incomplete":
-        return f"incomplete: {event.response.incomplete_details.reason or 'no reason given'}"
-    return ""
+    """What went wrong, where an event says so. Why a response is incomplete its event has no word for."""
+    return f"failed: {printable(event.response.error.message)}" if event.type == "response.failed" else ""
 
 
 def _shown(output: str, status: str | None) -> list[str]:

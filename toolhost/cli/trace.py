@@ -31,7 +31,8 @@ def trace(
         typer.echo(f"toolhost trace: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
-        typer.echo(json.dumps(data, indent=1, ensure_ascii=False))
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+        typer.echo(text.encode("utf-8", "backslashreplace").decode())  # half of a surrogate pair as its escape
         return
     console = Console()
     console.print(f"{escape(data['response_id'])}: {data['ending']} ({data['why']}), model {escape(data['model'])}")

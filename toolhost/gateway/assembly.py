@@ -41,11 +41,15 @@ def assemble(
     if settings.model_url is None:
         raise ConfigurationError("give --model-url URL, the model server up to /v1")
     key = _key(settings.api_key_file)
+    try:
+        model = connect(settings.dialect, settings.model_url, key)
+    except RequestError as error:
+        raise ConfigurationError(str(error)) from error
     return Gateway(
         Parts(
             settings=settings,
             store=registry.create(settings.store, state_dir),
-            model=connect(settings.dialect, settings.model_url, key),
+            model=model,
             tools=tools,
             sealer=Sealer.load(settings.keys_file or state_dir / "gateway.keys"),
             worker=f"gw_{secrets.token_hex(8)}",

@@ -146,8 +146,9 @@ class CodeCall(Call):
         self.outputs = outputs
         return [self._event("code_interpreter_call.completed"), *self._finish("completed")]
 
-    def fail(self) -> list[Event]:
-        """There is no failed event of this kind; the item says it."""
+    def fail(self, outputs: list[dict[str, Any]] | None = None) -> list[Event]:
+        """There is no failed event of this kind; the item says it. `outputs` are what came all the same."""
+        self.outputs = outputs
         return self._finish("failed", "fail")
 
 

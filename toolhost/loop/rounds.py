@@ -252,7 +252,8 @@ class Rounds:
                 error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
                 self._context.emit(item.fail(error) if result.is_error else item.close(text))
             case CodeCall():
-                self._context.emit(item.fail() if result.is_error else item.close(self._outputs(text, result)))
+                outputs = self._outputs(text, result)
+                self._context.emit(item.fail(outputs) if result.is_error else item.close(outputs))
             case SearchCall():
                 self._context.emit(item.fail() if result.is_error else item.close())
         return text

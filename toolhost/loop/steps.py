@@ -181,6 +181,9 @@ def parse_arguments(text: str) -> dict[str, Any] | str:
         return {}
     try:
         value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # as a tool's client will have to
+    except UnicodeEncodeError:
+        return "The arguments hold characters that are no text (half of a surrogate pair). The call was not executed."
     except (ValueError, RecursionError) as error:
         detail = str(error) if isinstance(error, ValueError) else "nested too deeply"
         shown = text if len(text) <= 200 else f"{text[:200]}…"

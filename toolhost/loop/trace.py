@@ -73,11 +73,18 @@ class FileTraces:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def save(self, trace: Trace) -> None:
+    def prepare(self) -> None:
+        """Make the directory. Raises OSError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def save(self, trace: Trace) -> None:
+        """Write the trace's file. Raises OSError."""
+        self.prepare()
         path = self._path(trace.response_id)
         path.touch(mode=0o600)
-        path.write_text(json.dumps(trace.as_data(), indent=1, ensure_ascii=False), encoding="utf-8")
+        # Half of a surrogate pair is written as its JSON escape: whatever happened, its trace can be kept.
+        text = json.dumps(trace.as_data(), indent=1, ensure_ascii=False)
+        path.write_bytes(text.encode("utf-8", "backslashreplace"))
 
     def load(self, response_id: str) -> dict[str, Any]:
         path = self._path(response_id)

@@ -225,7 +225,8 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 
 def _readable(item: Item) -> Item:
-    """A call whose arguments are not a JSON object would break every later request: it is replayed without them."""
+    """A call whose arguments are not a JSON object that can be sent would break every later request: it is replayed
+    without them."""
     if item["type"] != "function_call" or _is_object(item.get("arguments")):
         return item
     return {**item, "arguments": "{}"}
@@ -233,7 +234,9 @@ def _readable(item: Item) -> Item:
 
 def _is_object(text: Any) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+        return isinstance(value, dict)
     except (TypeError, ValueError, RecursionError):
         return False
 

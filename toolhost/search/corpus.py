@@ -153,6 +153,8 @@ class Corpus:
         path = path.expanduser().resolve()
         if not path.exists():
             raise CorpusError(f"there is no file or folder {path}")
+        if not path.is_file() and not path.is_dir():
+            raise CorpusError(f"{path} is neither a file nor a folder")
         name = _collection_name(name or path.name)
         with self._lock:
             self._claim(name, path)
@@ -332,7 +334,10 @@ def _collection_name(text: str) -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Files that can be indexed, in a stable order; hidden ones and links out of the folder are left out."""
+    """Files that can be indexed, in a stable order; hidden ones and links out of the folder are left out.
+
+    Regular files only: to open a named pipe waits for its writer, which may never come.
+    """
     if path.is_file():
         yield path
         return
@@ -340,5 +345,7 @@ def _files(path: Path) -> Iterator[Path]:
         folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
         for name in sorted(names):
             file = Path(folder, name)
-            if not name.startswith(".") and file.suffix.lower() in SUFFIXES and file.resolve().is_relative_to(path):
+            if name.startswith(".") or file.suffix.lower() not in SUFFIXES:
+                continue
+            if file.resolve().is_relative_to(path) and file.is_file():
                 yield file

@@ -63,7 +63,7 @@ class Exa:
             answer = await client.search(query, num_results=n, contents={"highlights": True}, **options)
         except httpx.TransportError as error:
             raise Transient(f"{self.name} cannot be reached: {type(error).__name__}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SearchError(Failure.ANSWER, f"{self.name} sent an answer of an unknown form") from error
         return [_hit(result) for result in answer.results or []]
 

@@ -93,7 +93,7 @@ class JsonClient:
             raise Transient(f"{self._name} cannot be reached: {type(error).__name__}") from error
         try:
             answer: object = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SearchError(Failure.ANSWER, f"{self._name} sent an answer that is not JSON") from error
         return answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.toolhost.gateway.conftest import Serve, Served
+from toolhost.config import GatewaySettings
+from toolhost.errors import ConfigurationError
+from toolhost.gateway.assembly import assemble
 from toolhost.gateway.errors import ApiError
 from toolhost.gateway.items import checked, for_model
 from toolhost.gateway.schema import CreateResponse, parse
+from toolhost.loop.driver import NoTools
 from toolhost.loop.errors import RequestError
 from toolhost.loop.ids import RandomIds
 from toolhost.loop.transcript import as_items, model_view, paired, turns
@@ -208,3 +213,9 @@ def test_bodies_of_any_shape_are_parsed_or_refused_with_a_name(body: dict[str, A
     except ApiError as error:
         assert error.status == 400
         assert error.param in CreateResponse.model_fields
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://h:99999/v1", "http://", "localhost:8001/v1", "ftp://h/v1"])
+def test_a_model_server_s_address_that_is_none_is_told_before_anything_is_served(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigurationError, match="must be like http://HOST:PORT/v1"):
+        assemble(GatewaySettings.model_validate({"model_url": url}), tmp_path, NoTools())

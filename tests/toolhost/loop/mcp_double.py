@@ -146,7 +146,9 @@ def _server(host: Host, namespace: str) -> Server[Any]:
 
 
 def _text(text: str) -> types.CallToolResult:
-    return types.CallToolResult(content=[types.TextContent(type="text", text=text)])
+    """A result; one that says it is an error is one."""
+    failed = text.startswith("Error: ")
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
 
 def _routes(host: Host, namespace: str) -> list[Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.toolhost.loop.checks import ADAPTER, check_stream
 from tests.toolhost.loop.mcp_double import Double
@@ -170,6 +171,86 @@ async def test_a_deadline_and_a_model_that_is_not_there_are_said_plainly(tmp_pat
     code, _, err = await finish(await start("run", "Hello", "--model", "http://127.0.0.1:9/v1"))
     assert code == 1
     assert err.startswith("toolhost run: the model server at http://127.0.0.1:9/v1 does not say")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "options", "why"),
+    [
+        (
+            [{"calls": [python("1")]}, {"calls": [python("2")]}, {"calls": [python("3")]}],
+            ["--max-rounds", "2"],
+            "the limit of 2 rounds (--max-rounds)",
+        ),
+        ([{"text": "It is", "finish": "none"}], [], "the model server's answer broke off"),
+        ([{"text": "It is", "finish": "length"}], [], "max_output_tokens"),
+    ],
+    ids=["rounds", "cut off", "tokens"],
+)
+async def test_an_incomplete_run_says_why(
+    double: Double, tmp_path: Path, rounds: list[dict[str, Any]], options: list[str], why: str
+) -> None:
+    async with fake_model.serving(rounds) as (_, url):
+        always = ["--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        code, _, err = await finish(await start("run", "Hello", *always, *options))
+    assert code == 1
+    assert f"incomplete: {why}" in err.splitlines()
+
+
+async def test_a_model_that_sends_half_of_a_surrogate_pair_ends_as_any_other(double: Double, tmp_path: Path) -> None:
+    rounds = [{"calls": [{"name": "python", "arguments": '{"code": "print(1) # \\ud800"}'}]}, {"text": "a\ud800b"}]
+    async with fake_model.serving(rounds) as (_, url):
+        options = ["--json", "--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        code, out, err = await finish(await start("run", "Hello", *options))
+    assert code == 0, err
+    response = check_stream([ADAPTER.validate_json(line) for line in out.splitlines()])
+    assert response is not None
+    assert response.output_text == "a\ufffdb"
+    code, _, err = await finish(await start("trace", response.id, "--json", "--trace-dir", str(tmp_path)))
+    assert (code, err) == (0, "")
+
+
+async def test_a_failed_piece_of_code_shows_what_it_failed_of(double: Double, tmp_path: Path) -> None:
+    rounds = [{"calls": [python("print('Error: no sandbox is free')")]}, {"text": "It cannot be."}]
+    async with fake_model.serving(rounds) as (_, url):
+        options = ["--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        code, _, err = await finish(await start("run", "Hello", *options))
+    assert code == 0
+    assert err.splitlines()[1:3] == ["  Error: no sandbox is free", "  (failed)"]
+
+
+async def test_a_trace_that_cannot_be_saved_is_a_warning(tmp_path: Path) -> None:
+    async with fake_model.serving([{"text": "fine"}]) as (_, url):
+        code, out, err = await finish(await start("run", "Hello", "--model", url, "--trace-dir", "/proc"))
+    assert (code, out) == (0, "fine\n")
+    assert err.startswith("toolhost run: warning: the trace is not saved: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--model", "http://[::1"], "http://HOST:PORT/v1"),
+        (["--model", "http://127.0.0.1:99999/v1"], "http://HOST:PORT/v1"),
+        (["--model", "http://"], "http://HOST:PORT/v1"),
+        (["--model", "127.0.0.1:8001/v1"], "http://HOST:PORT/v1"),
+        (["--model", "localhost:8001/v1"], "http://HOST:PORT/v1"),
+        (["--model", "ftp://127.0.0.1/v1"], "http://HOST:PORT/v1"),
+        (["--session", "ä"], "--session"),
+        (["--api-key-file", "/proc"], "cannot read the key in /proc"),
+        (["--api-key-file", "/no/such/key"], "cannot read the key"),
+        (["--api-key-file", sys.executable], "must hold a key"),
+        (["--trace-dir", "/proc/x"], "/proc/x"),
+        (["--instructions", "\udcff"], "UTF-8"),
+    ],
+)
+async def test_what_cannot_be_started_is_one_line_and_exit_code_two(
+    tmp_path: Path, options: list[str], word: str
+) -> None:
+    always = ["--model", "http://127.0.0.1:9/v1", "--trace-dir", str(tmp_path)]
+    code, out, err = await finish(await start("run", "Hello", *always, *options))
+    assert (code, out) == (2, "")
+    assert word in err
+    assert len(err.splitlines()) == 1, err
 
 
 async def test_trace_of_an_unknown_or_impossible_id_is_a_plain_error(tmp_path: Path) -> None:

@@ -167,6 +167,9 @@ async def test_a_store_that_fails_costs_no_page_and_the_next_call_commits_it() -
     assert stored.keys() == {"e0", "p0", "e1", "p1"}
 
 
+DEEP = b"[" * 100_000
+
+
 async def test_citations_over_http_are_the_principals_own(start_host: StartHost, tmp_path: Path) -> None:
     (alice, first), (bob, second) = mint("alice", [Scope.USE]), mint("bob", [Scope.USE])
     file = tmp_path / "tokens"
@@ -197,7 +200,10 @@ async def test_citations_over_http_are_the_principals_own(start_host: StartHost,
     assert (await request(host.port, asked)).status == 401
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"text": 1}', b'{"text": "x", "more": 1}', b"\xff", b"nul"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{}", b'{"text": 1}', b'{"text": "x", "more": 1}', b"\xff", b"nul", b'{"text": "a \\ud800"}', DEEP],
+)
 async def test_a_body_that_cannot_be_read_is_a_400_that_shows_what_to_send(host: Host, body: bytes) -> None:
     answer = await request(host.port, "/v1/sessions/a/citations", method="POST", body=body)
     assert answer.status == 400

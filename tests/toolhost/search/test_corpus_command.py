@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,10 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_two(
 ) -> None:
     result = run(tmp_path, *arguments)
     assert (result.exit_code, result.stderr) == (2, f"toolhost: {reason}\n")
+
+
+def test_a_named_pipe_in_the_folder_is_left_alone_and_one_named_itself_is_refused(tmp_path: Path, docs: Path) -> None:
+    os.mkfifo(docs / "pipe.md")
+    assert run(tmp_path, "add", str(docs)).stdout == "docs: 1 indexed, 0 unchanged, 0 removed, 1 without text\n"
+    refused = run(tmp_path, "add", str(docs / "pipe.md"))
+    assert (refused.exit_code, refused.stderr) == (2, f"toolhost: {docs}/pipe.md is neither a file nor a folder\n")

@@ -274,8 +274,9 @@ async def test_statuses_have_their_failures(
         lambda body: b'{"results": {"a": 1}, "web": 5}',
         lambda body: b'{"results": 7, "web": {"results": "x"}}',
         lambda body: b"\xff\xfe\x00",
+        lambda body: b"[" * 100_000,
     ],
-    ids=["truncated", "empty", "list", "text", "html", "object", "number", "bytes"],
+    ids=["truncated", "empty", "list", "text", "html", "object", "number", "bytes", "nested"],
 )
 async def test_an_answer_of_another_form_is_an_error(
     provider: SearchProvider, service: Service, change: Callable[[bytes], bytes]

@@ -62,7 +62,10 @@ class ChatModel:
 
 
 class _Reader:
-    """Chunks to fragments. A call is known by its index; a new id under an old index is a new call."""
+    """Chunks to fragments. A call is known by its index; a new id under an old index is a new call.
+
+    Servers that count their indices up within one call are known by its id; but a name begins a call, whatever its id.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[Any, int] = {}
@@ -125,7 +128,7 @@ class _Reader:
         key = self._keys.get(index)
         if key is None or (call_id and self._ids.get(key, "") not in ("", call_id)):
             key = next((one for one, known in self._ids.items() if call_id and known == call_id), None)
-            if key is None:
+            if key is None or function.get("name"):
                 key = self._count
                 self._count += 1
             self._keys[index] = key

@@ -21,7 +21,7 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
 def connect(dialect: str, base_url: str, api_key: str | None = None, timeout: float = 600.0) -> ModelClient:
     """A client of the model server at `base_url`; `timeout` in seconds is between two bytes of an answer.
 
-    Raises RequestError for a dialect that is not in `ADAPTERS`.
+    Raises RequestError for a dialect that is not in `ADAPTERS`, or an address that is none.
     """
     path = ADAPTERS.get(dialect)
     if path is None:

@@ -9,17 +9,20 @@ from typing import Any
 
 import httpx2
 
-from toolhost.loop.errors import ModelError
+from toolhost.loop.errors import ModelError, RequestError
 
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
 _CONNECT_SECONDS = 10.0
 
 
 class Wire:
-    """A model server's address. `timeout` in seconds is between two bytes of an answer."""
+    """A model server's address. `timeout` in seconds is between two bytes of an answer.
+
+    Raises RequestError for an address that no request could be sent to.
+    """
 
     def __init__(self, base_url: str, headers: Mapping[str, str], timeout: float) -> None:
-        self._base = base_url.rstrip("/")
+        self._base = _address(base_url)
         self._client = httpx2.AsyncClient(
             headers=dict(headers), timeout=httpx2.Timeout(timeout, connect=_CONNECT_SECONDS)
         )
@@ -56,9 +59,20 @@ class Wire:
             raise ModelError(f"the connection to the model server at {self._base} failed: {detail}") from error
 
 
+def _address(base_url: str) -> str:
+    try:
+        url = httpx2.URL(base_url)
+        usable = url.scheme in ("http", "https") and bool(url.host) and (url.port is None or 0 < url.port < 65536)
+    except (httpx2.InvalidURL, ValueError):
+        usable = False
+    if not usable or not base_url.isprintable() or " " in base_url:
+        raise RequestError(f"the model server's address must be like http://HOST:PORT/v1, not {base_url!r}", "model")
+    return base_url.rstrip("/")
+
+
 def _parse(data: str | bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = _loads(data)
     except (ValueError, RecursionError) as error:
         raise ModelError("the model server sent something that is not JSON") from error
     if not isinstance(value, dict):
@@ -68,9 +82,18 @@ def _parse(data: str | bytes) -> dict[str, Any]:
     return value
 
 
+def _loads(data: str | bytes) -> Any:
+    """JSON, with U+FFFD for what is no character: half of a surrogate pair could be neither sent on nor kept."""
+    text = data.decode("utf-8-sig", "replace") if isinstance(data, bytes) else data
+    value = json.loads(text)
+    if "\\u" not in text or (plain := json.dumps(value, ensure_ascii=False)).isascii():
+        return value
+    return json.loads(plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+
+
 def _refused(status: int, body: bytes) -> ModelError:
     try:
-        detail = _message(json.loads(body))
+        detail = _message(_loads(body))
     except (ValueError, RecursionError):
         detail = body[:200].decode("utf-8", "replace")
     code = {400: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}.get(status, "server_error")
