@@ -148,4 +148,4 @@ def test_files_that_only_root_could_read_are_not_read_for_the_user(boxed: Callab
     link = boxed()
     (tmp_path / "data" / "root").write_text("secret")
     (tmp_path / "data" / "root").chmod(0o600)
-    assert link.ask("files", op="get", path="root", limit=100)["code"] == "failed"
+    assert link.ask("files", op="get", path="root", limit=100)["code"] == "bad_request"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -85,7 +86,9 @@ async def test_host_without_the_nonce_is_refused_and_the_right_one_is_served_aft
     for nonce in ("", "0" * 64, "x" * 100_000):
         reader, writer = await asyncio.open_connection(sock=unix_channel.connected(directory, SOCKET))
         writer.write(wire.encode({"t": "hello", "id": 0, "v": wire.VERSION, "nonce": nonce}))
-        said = await asyncio.wait_for(reader.read(), 15)
+        said = b""
+        with contextlib.suppress(ConnectionResetError):  # it closed without reading all of a long nonce
+            said = await asyncio.wait_for(reader.read(), 15)
         assert b'"hello"' not in said
         writer.close()
     client = await AgentClient.connect(await backend.connect(handle))

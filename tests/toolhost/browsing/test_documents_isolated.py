@@ -67,10 +67,17 @@ def test_too_little_memory_or_time_is_a_text() -> None:
         read_pdf(make_pdf(["x"]), PdfLimits(seconds=0.001))
 
 
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
+
+
 async def test_cancelling_ends_the_process() -> None:
     task = asyncio.create_task(read_pdf_async(make_pdf(["text " * 2000] * 5000), PdfLimits()))
     me = psutil.Process()
-    while not (children := [child for child in me.children() if "pdf_worker.py" in " ".join(child.cmdline())]):
+    while not (children := [child for child in me.children() if "pdf_worker.py" in command_of(child)]):
         assert not task.done()
         await asyncio.sleep(0.01)
     task.cancel()
