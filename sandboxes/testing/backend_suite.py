@@ -330,7 +330,8 @@ class BackendSuite:
         async with host.manager() as manager:
             at = attach(manager, "a")
             # Synced: gVisor may hold what was written, and this sandbox ends without a warning.
-            code = "import os\nx = 1\nf = open('/mnt/data/kept.txt', 'w')\nf.write('text')\nf.flush()\nos.fsync(f.fileno())\nf.close()"
+            write = "f.write('text')\nf.flush()\nos.fsync(f.fileno())\nf.close()"
+            code = f"import os\nx = 1\nf = open('/mnt/data/kept.txt', 'w')\n{write}"
             await run(at, code)
             backend = host.backend(host.owner)
             await backend.open()
