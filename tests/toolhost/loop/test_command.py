@@ -43,10 +43,12 @@ async def in_a_terminal(answers: bytes, *arguments: str) -> tuple[int, str]:
         sys.executable, "-c", APP, *arguments, stdin=slave, stdout=slave, stderr=slave, env=environment
     )
     os.close(slave)
-    shown = b""
+    shown, asked = b"", 0
     while chunk := await asyncio.to_thread(read, master):
         shown += chunk
-        if chunk.endswith(b"[y/N]: "):
+        # A question may come in pieces, or with more behind it: what counts is how many there were so far.
+        while answers and re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).count(b"[y/N]:") > asked:
+            asked += 1
             os.write(master, answers[:1] + b"\n")
             answers = answers[1:]
     os.close(master)
