@@ -235,7 +235,8 @@ def settle(record: CallRecord, task: TaskRecord, arrival: Arrival, now: float) -
         return replace(record, terminal="result", content=arrival.content)
     if verdict is Verdict.CONFLICT:
         return replace(record, flagged=True)
-    if verdict is Verdict.LATE and record.terminal is None and arrival.attempt == record.attempt.id:
+    live = record.terminal is None and record.attempt.ended is None
+    if verdict is Verdict.LATE and live and arrival.attempt == record.attempt.id:
         # The clock ran out before anyone looked: the timeout comes first, as it would have with a faster look.
         return replace(_end_attempt(record, arrival.attempt, "timeout"), terminal="timeout")
     return record

@@ -115,6 +115,14 @@ async def test_result_after_the_timeout_is_late_and_never_replaces_it() -> None:
     assert (await row(ledger)).terminal == "timeout"
 
 
+async def test_late_result_of_a_lost_attempt_closes_nothing_that_may_be_tried_again() -> None:
+    ledger, record = await registered()
+    assert await ledger.end("resp_1", "call_1", "att_1", "lost")
+    assert await ledger.deliver(arrival(record), 2.0) is Verdict.LATE
+    assert (await row(ledger)).terminal is None
+    assert await ledger.retry("resp_1", "call_1", "att_2", 200.0)
+
+
 async def test_result_past_the_deadline_is_late_even_if_nobody_had_looked_at_the_clock() -> None:
     ledger, record = await registered()
     assert await ledger.deliver(arrival(record), 100.0) is Verdict.LATE
