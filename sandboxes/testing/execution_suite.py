@@ -142,7 +142,7 @@ class ExecutionSuite:
         assert outcome.receipt.ending is Ending.TIMED_OUT
         assert outcome.receipt.state is State.KEPT
         assert outcome.output.head.startswith("line 1\nline 2\n")
-        assert outcome.output.cut_characters > 1_000
+        assert outcome.output.cut_characters > 10_000
         kept = len(outcome.output.head) + len(outcome.output.tail)
         assert outcome.receipt.bytes_out == kept + outcome.output.cut_characters
         last = max(int(number) for number in re.findall(r"^line (\d+)\n", outcome.output.tail, re.M))

@@ -151,7 +151,11 @@ async def test_tool_server_killed_in_mid_call_is_joined_again_and_nothing_runs_t
     assert [attempt["ended"] for attempt in row["attempts"]] == ["result"]
 
 
-@pytest.mark.parametrize(("tool", "runs"), [("write", 1)])
+# Open fault of the driver or of this test: on an idle machine the read runs once only. Found late, not understood.
+NOT_UNDERSTOOD = pytest.mark.xfail(reason="on an idle machine the read is not repeated; the cause is not known yet")
+
+
+@pytest.mark.parametrize(("tool", "runs"), [("write", 1), pytest.param("read", 2, marks=NOT_UNDERSTOOD)])
 async def test_without_attempt_ids_only_a_read_is_repeated(tool: str, runs: int, make_loop: MakeLoop) -> None:
     async with serving(Host(honours_attempts=False)) as double:
         server = await McpToolServer.connect([Endpoint.parse(f"http://{double.at('files')}/mcp")])
