@@ -59,6 +59,7 @@ class Caller:
     """What a connection brings to its calls; transports hand it to the SDK as the request's context.
 
     `attachment` is None when the connection cannot use a session; `refusal` then says why. `max_calls`: in flight.
+    `protocol`: the version that `initialize` has agreed on, "" before.
     """
 
     attachment: SessionAttachment | None
@@ -67,6 +68,7 @@ class Caller:
     max_calls: int = 32
     calls: int = 0
     domains: Domains = NOT_NARROWED
+    protocol: str = ""
 
     def refusing(self, reason: str) -> Caller:
         """The same connection, for one message whose call must not run."""
@@ -141,6 +143,12 @@ def _server(served: Sequence[Served], files: FilesOf, *, name: str, instructions
     return server
 
 
+def tools_of(server: Server[None]) -> ToolSet:
+    """The tools of a server that was made here."""
+    (tools,) = server.middleware
+    return cast("ToolSet", tools)
+
+
 class Shelf:
     """The files of a request's session as resources. What is wrong is a JSON-RPC error: no model reads these."""
 
@@ -188,7 +196,10 @@ class ToolSet:
         """The middleware: see the module's text."""
         method = context.method
         if method not in ("tools/list", "tools/call"):
-            return await call_next(context)
+            result = await call_next(context)
+            if method == "initialize" and isinstance(result, dict) and (caller := _caller_of(context)) is not None:
+                caller.protocol = str(result.get("protocolVersion", ""))
+            return result
         if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
             result = await call_next(context)
             return self._flagged(result) if method == "tools/list" else result
@@ -201,12 +212,16 @@ class ToolSet:
         return self.listing if method == "tools/list" else await self.call(context)
 
     async def call(self, context: Context) -> dict[str, Any]:
-        """A call's result on the wire. Never raises but for cancellation: every failure is text for the model."""
-        caller = _caller_of(context)
-        params = context.params or {}
+        """See `answer`."""
+        return await self.answer(_caller_of(context), context.params or {}, context.session.report_progress)
+
+    async def answer(self, caller: Caller | None, params: Mapping[str, Any], report: Send) -> dict[str, Any]:
+        """A call's result on the wire. Never raises but for cancellation: every failure is text for the model.
+
+        `report`: sends progress, if the call asks for it."""
         name = params.get("name")
         started = time.monotonic()
-        result = await self._answer(caller, name, params, context.session.report_progress)
+        result = await self._answer(caller, name, params, report)
         self._log(caller, name, result, time.monotonic() - started)
         return result_on_wire(result, rich=caller is not None and caller.rich)
 
