@@ -15,12 +15,11 @@ What makes that true when the host dies at any moment:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 
 from sandboxes.client import Bound
 from sandboxes.errors import (
@@ -67,8 +66,7 @@ class Calls:
             run = Run(attempt_id, digest, execution, self._keeper.clock.now())
             session.runs[attempt_id] = run
             session.queue.append(run)
-            run.task = asyncio.create_task(self._perform(session, run), name="call")
-            run.task.add_done_callback(lambda task: self._ended(session, run, task))
+            self._task(session, run, self._perform, "call")
         elif run.digest != digest:
             raise AttemptConflict(
                 "this attempt id was used before with other arguments; nothing ran: use a new id",
@@ -92,15 +90,18 @@ class Calls:
             run.waiters -= 1
 
     async def _watch(self, session: Session, run: Run) -> Outcome:
-        assert run.task is not None
-        try:
-            return await asyncio.shield(run.task)
-        except asyncio.CancelledError:
-            if run.task.cancelled() and not _being_cancelled():
-                if session.phase in OVER:
-                    raise SessionOver from None
-                raise CallRefused("the call was taken back before it ran", attempt=run.attempt_id) from None
-            raise
+        task = run.task
+        assert task is not None
+        if not task.done():
+            # As asyncio.shield does, and told by the run itself: one round of the loop less for each call.
+            watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            run.watchers.append(watcher)
+            await watcher
+        if task.cancelled():
+            if session.phase in OVER:
+                raise SessionOver
+            raise CallRefused("the call was taken back before it ran", attempt=run.attempt_id)
+        return task.result()
 
     def abandon(self, session: Session, run: Run, why: str) -> None:
         """Nobody wants it any more: takes it back, or ends it by the ladder; its outcome goes to the ledger."""
@@ -147,11 +148,41 @@ class Calls:
         run = Run(attempt_id, digest, None, queued_at, registered=True)
         session.runs[attempt_id] = run
         session.queue.append(run)
-        run.task = asyncio.create_task(self._perform_taken_over(session, run), name="take-over")
-        run.task.add_done_callback(lambda task: self._ended(session, run, task))
+        self._task(session, run, self._perform_taken_over, "take-over")
         return run
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _task(self, session: Session, run: Run, work: Callable[[Session, Run], Awaitable[Outcome]], name: str) -> None:
+        """Starts the work, which has its turn when it begins."""
+
+        async def perform() -> Outcome:
+            try:
+                await self._turn(session, run)
+                try:
+                    if session.phase in OVER:
+                        raise SessionOver
+                    outcome = await work(session, run)
+                finally:
+                    session.turn.release()
+            finally:
+                if run in session.queue:
+                    session.queue.remove(run)
+            run.wake()
+            return outcome
+
+        run.task = asyncio.create_task(perform(), name=name)
+        run.task.add_done_callback(lambda task: self._ended(session, run, task))
+
+    async def _turn(self, session: Session, run: Run) -> None:
+        """One at a time, in the order of arrival."""
+        if session.turn.locked():
+            began = time.perf_counter()
+            run.emit(Queued("turn", session.queue.index(run) + 1))
+            await session.turn.acquire()
+            self._keeper.observer.queued(session.key, "turn", time.perf_counter() - began)
+        else:
+            await session.turn.acquire()
 
     def _check(self, session: Session, execution: Execution) -> None:
         if execution.timeout_s is not None and not execution.timeout_s > 0:
@@ -173,25 +204,24 @@ class Calls:
     async def _perform(self, session: Session, run: Run) -> Outcome:
         execution = run.execution
         assert execution is not None
-        async with self._turn(session, run):
-            if execution.attempt_id and session.phase is not Phase.IDLE:  # what is known starts no sandbox
-                known = await self._known(session, run)
-                if known is not None:
-                    return known
-            sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
-            run.registered = True
-            if execution.attempt_id:
-                registered = await self._keeper.store.register(self._keeper.record_of(session, run))
-                if (known := self._settled(session, run, registered)) is not None:
-                    return known
-                if session.phase is Phase.LOST:  # in this moment
-                    sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
-            if run.cancelled:
-                return self._never_started(session, run, "the call was cancelled before its code ran")
-            if session.phase in OVER:
-                note = f"{session.end_note}; the code did not run, and its variables and files are gone"
-                return self._never_started(session, run, note, closed=True)
-            return await self._run(session, run, sandbox, execution)
+        if execution.attempt_id and session.phase is not Phase.IDLE:  # what is known starts no sandbox
+            known = await self._known(session, run)
+            if known is not None:
+                return known
+        sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
+        run.registered = True
+        if execution.attempt_id:
+            registered = await self._keeper.store.register(self._keeper.record_of(session, run))
+            if (known := self._settled(session, run, registered)) is not None:
+                return known
+            if session.phase is Phase.LOST:  # in this moment
+                sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
+        if run.cancelled:
+            return self._never_started(session, run, "the call was cancelled before its code ran")
+        if session.phase in OVER:
+            note = f"{session.end_note}; the code did not run, and its variables and files are gone"
+            return self._never_started(session, run, note, closed=True)
+        return await self._run(session, run, sandbox, execution)
 
     def _never_started(self, session: Session, run: Run, note: str, *, closed: bool = False) -> Outcome:
         keeper = self._keeper
@@ -220,9 +250,11 @@ class Calls:
                 self._bound(execution),
                 cap=execution.max_characters or keeper.settings.max_characters,
                 queued_at=run.queued_at,
+                session=str(session.key),
                 on_event=on_event,
             )
-            outcome = await self._explained(sandbox, outcome)
+            if outcome.receipt.ending is Ending.KILLED:
+                outcome = await self._explained(sandbox, outcome)
         except StateLost as error:
             outcome = self._lost(session, run, error, started)
         except ChannelLost as error:
@@ -238,13 +270,17 @@ class Calls:
 
     def _finish(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
         keeper = self._keeper
-        receipt = dataclasses.replace(outcome.receipt, session=str(session.key), digest=run.digest)
+        receipt = outcome.receipt
+        key = str(session.key)
+        if receipt.session != key or receipt.digest != run.digest:
+            receipt = dataclasses.replace(receipt, session=key, digest=run.digest)
         if session.phase in OVER and receipt.ending in _CUT_SHORT:
             # What ended it and what is left is the closing's to say, whatever the agent did on its way out.
             cause = Cause(CauseKind.SESSION_CLOSED)
             receipt = dataclasses.replace(receipt, ending=Ending.KILLED, state=State.LOST, cause=cause)
             outcome = dataclasses.replace(outcome, notes=(_ended_note(session),))
-        outcome = dataclasses.replace(outcome, receipt=receipt)
+        if receipt is not outcome.receipt:
+            outcome = dataclasses.replace(outcome, receipt=receipt)
         if session.record.lost_reason is not None and receipt.ending is not Ending.LOST:
             outcome = dataclasses.replace(outcome, state_lost_before=session.record.lost_reason)
             session.update(lost_reason=None)
@@ -259,7 +295,7 @@ class Calls:
         """Where the agent cannot see the sandbox's control group, only the engine knows why a process was killed."""
         cause = outcome.receipt.cause
         killed = cause is not None and cause.kind is CauseKind.SIGNAL and cause.signal == signal.SIGKILL
-        if outcome.receipt.ending is Ending.KILLED and killed and await sandbox.ran_out_of_memory():
+        if killed and await sandbox.ran_out_of_memory():
             return of_memory(outcome, self._keeper.settings.spec.limits.memory_bytes)
         return outcome
 
@@ -322,61 +358,37 @@ class Calls:
 
     async def _perform_taken_over(self, session: Session, run: Run) -> Outcome:
         keeper = self._keeper
-        async with self._turn(session, run):
-            sandbox = session.sandbox
-            if sandbox is None or session.phase not in (Phase.IDLE, Phase.RUNNING):
-                raise SessionOver
-            session.queue.remove(run)
-            session.running = run
-            if session.phase is Phase.IDLE:
-                session.change(Transition.CALL)
-            try:
-                outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
-            except StateLost as error:
-                outcome = self._lost(session, run, error, [])
-            except ChannelLost as error:
-                if session.phase not in OVER:
-                    session.astray.add(run.attempt_id)
-                    raise
-                outcome = self._lost(session, run, error, [])
-            except AttemptUnknown:
-                note = "the host stopped before this call reached the sandbox; nothing ran"
-                outcome = never_started_outcome(
-                    session.record, keeper.record_of(session, run), keeper.clock.now(), note
-                )
-            finally:
-                session.running = None
-                if session.phase is Phase.RUNNING:
-                    session.change(Transition.DONE)
-            if not run.digest:
-                run.digest = outcome.receipt.digest
-            run.queued_at = outcome.receipt.queued_at
-            lost_reason = session.record.lost_reason
-            outcome = self._finish(session, run, outcome)
-            if lost_reason is not None:  # nobody reads this outcome now: the next one tells
-                session.update(lost_reason=lost_reason)
-            return outcome
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, session: Session, run: Run) -> AsyncIterator[None]:
-        """One at a time, in the order of arrival. Raises SessionOver when the session closed meanwhile."""
+        sandbox = session.sandbox
+        if sandbox is None or session.phase not in (Phase.IDLE, Phase.RUNNING):
+            raise SessionOver
+        session.queue.remove(run)
+        session.running = run
+        if session.phase is Phase.IDLE:
+            session.change(Transition.CALL)
         try:
-            if session.turn.locked():
-                began = time.perf_counter()
-                run.emit(Queued("turn", session.queue.index(run) + 1))
-                await session.turn.acquire()
-                self._keeper.observer.queued(session.key, "turn", time.perf_counter() - began)
-            else:
-                await session.turn.acquire()
-            try:
-                if session.phase in OVER:
-                    raise SessionOver
-                yield
-            finally:
-                session.turn.release()
+            outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
+        except StateLost as error:
+            outcome = self._lost(session, run, error, [])
+        except ChannelLost as error:
+            if session.phase not in OVER:
+                session.astray.add(run.attempt_id)
+                raise
+            outcome = self._lost(session, run, error, [])
+        except AttemptUnknown:
+            note = "the host stopped before this call reached the sandbox; nothing ran"
+            outcome = never_started_outcome(session.record, keeper.record_of(session, run), keeper.clock.now(), note)
         finally:
-            if run in session.queue:
-                session.queue.remove(run)
+            session.running = None
+            if session.phase is Phase.RUNNING:
+                session.change(Transition.DONE)
+        if not run.digest:
+            run.digest = outcome.receipt.digest
+        run.queued_at = outcome.receipt.queued_at
+        lost_reason = session.record.lost_reason
+        outcome = self._finish(session, run, outcome)
+        if lost_reason is not None:  # nobody reads this outcome now: the next one tells
+            session.update(lost_reason=lost_reason)
+        return outcome
 
     def _ended(self, session: Session, run: Run, task: asyncio.Task[Outcome]) -> None:
         if run in session.queue:  # it was cancelled before it began
@@ -387,6 +399,7 @@ class Calls:
         if isinstance(error, SandboxError):
             error.session = error.session or str(session.key)
             error.attempt = error.attempt or run.attempt_id
+        run.wake()
 
 
 def _ended_note(session: Session) -> str:
@@ -410,8 +423,3 @@ def _later(on_event: OnEvent) -> OnEvent:
         loop.call_soon(on_event, event)
 
     return later
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

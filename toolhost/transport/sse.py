@@ -178,9 +178,7 @@ class SseTransport:
             text = f"{held} connections are open, which is the limit ({limit}); close some, or try again later"
             raise Refused(503, text, headers=(("retry-after", "5"),))
 
-    def _open(
-        self, endpoint: Endpoint, headers: Headers, principal: str, tools: ToolSet, send: Send
-    ) -> Connection:
+    def _open(self, endpoint: Endpoint, headers: Headers, principal: str, tools: ToolSet, send: Send) -> Connection:
         ident = secrets.token_hex(20)
         naming = named(headers, endpoint.session)
         identity = identify(
