@@ -111,6 +111,7 @@ class _Execution:
         self._on_event = on_event
         self._late = late
         self._replies = 0
+        self.started = False
         self._loop = loop
         self._until = loop.time() + REPLY_S
         self._timer = loop.call_at(self._until, self._due)
@@ -132,6 +133,7 @@ class _Execution:
             self._until = self._loop.time() + START_S + self._bound.backstop_s
         elif kind == "started":
             started = _read_started(self._attempt, frame)
+            self.started = True
             self._until = self._loop.time() + self._bound.backstop_s
             if self._on_event is not None:
                 self._on_event(started)
@@ -355,6 +357,8 @@ class AgentClient:
         outcome = self._checked(codec.read_outcome, frame, session, digest)
         if outcome.receipt.attempt_id != attempt:
             raise self._broke("the result of another attempt")
+        if on_event is not None and not waiter.started and outcome.receipt.started_at is not None:
+            on_event(Started(attempt, outcome.receipt.epoch, outcome.receipt.sequence))  # it was too short to be told
         return outcome
 
     def _send(self, kind: str, /, **fields: object) -> tuple[int, _Waiter]:

@@ -61,8 +61,8 @@ def write_receipt(receipt: Receipt) -> dict[str, object]:
         "queued_at": receipt.queued_at,
         "started_at": receipt.started_at,
         "ended_at": receipt.ended_at,
-        "ending": receipt.ending,
-        "state": receipt.state,
+        "ending": receipt.ending.value,  # encoders are slow with members of an enumeration
+        "state": receipt.state.value,
         "bytes_out": receipt.bytes_out,
         "bytes_cut": receipt.bytes_cut,
         "cause": None if receipt.cause is None else dataclasses.asdict(receipt.cause),
