@@ -3,11 +3,11 @@ the rest of a call.
 
 Above: `sse`. Below: `mcp_server` (what a call answers), `streams`.
 
-What goes out is what the SDK would send, byte for byte, and everything else takes its way: the handshake, other methods,
-the 2026-07-28 protocol, and messages that are not exactly of the common form. The rules that the SDK's dispatcher keeps
-hold here too (https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation): a request that its
-client cancels is not answered; one that the end of the connection cuts off is answered with an error, where there is
-still somebody to read it.
+What goes out is what the SDK would send, byte for byte, and everything else takes its way: the handshake, other
+methods, the 2026-07-28 protocol, and messages that are not exactly of the common form. The rules that the SDK's
+dispatcher keeps hold here too (https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation):
+a request that its client cancels is not answered; one that the end of the connection cuts off is answered with an
+error, where there is still somebody to read it.
 """
 
 from __future__ import annotations
