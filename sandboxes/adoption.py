@@ -174,8 +174,8 @@ async def _settle_from(keeper: Keeper, calls: Calls, session: Session, hello: He
 
 
 async def _without_sandbox(keeper: Keeper, record: SessionRecord) -> Session:
-    if record.phase == Phase.NEW:
-        return keeper.adopt(record)
+    if record.phase == Phase.NEW and not await keeper.store.attempts(record.key, limit=1, unsettled=True):
+        return keeper.adopt(record)  # else it had a sandbox, and the host died before it wrote that down
     session = keeper.adopt(dataclasses.replace(record, phase=Phase.LOST.value))
     newest = await keeper.store.attempts(record.key, limit=20)
     receipts = [attempt.receipt for attempt in newest if attempt.receipt is not None]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from sandboxes.admission import Admission
 from sandboxes.adoption import Adopted, adopt
 from sandboxes.backends.base import Backend
-from sandboxes.calls import Calls, kept
+from sandboxes.calls import Calls, NotReached, kept
 from sandboxes.clock import Clock, SystemClock
 from sandboxes.engine import Engine
 from sandboxes.errors import AttemptUnknown, CallRefused, SandboxError, SessionUnknown
@@ -300,7 +300,9 @@ class SessionManager:
             run = self._calls.begin(session, execution, on_event)
             attachment.runs.append((session, run))
             try:
-                return await self._calls.wait(session, run)
+                return await self._calls.wait(session, run, execution.digest())
+            except NotReached:
+                continue
             except SessionOver:
                 if attachment.cleanups != cleanups:
                     raise CallRefused("the session was cleaned up while this call waited; it did not run") from None

@@ -32,6 +32,7 @@ class Run:
     waiters: int = 0
     listeners: list[OnEvent] = field(default_factory=list)
     registered: bool = False  # it may run, or has; before that it can be taken back
+    fresh: bool = False  # the ledger did not have it before: it has run nowhere yet
     cancelled: bool = False
     outcome: Outcome | None = None
 
@@ -78,6 +79,7 @@ class Session:
         self.saving = asyncio.Lock()
         self.dirty = False
         self.disposal: asyncio.Task[None] | None = None  # of a lost sandbox, before another is started
+        self.losses_open = False  # the ledger could not be told yet what a lost sandbox took with it
         self.closed = asyncio.Event()
         self.end_note: str | None = None  # what a call that is cut off by the closing is told
         self._on_change = on_change
