@@ -100,13 +100,6 @@ async def _remove(keeper: Keeper, handle: Handle, gate: asyncio.Semaphore) -> No
         await keeper.destroy(Sandbox(keeper.engine, handle), keep_workspace=keep)
 
 
-def _was_told(record: SessionRecord, hello: Hello | None) -> bool:
-    """Whether an execution has ended since the record was saved: its outcome said why the state before it was lost."""
-    if record.lost_reason is None or hello is None:
-        return False
-    return hello.sequence - (hello.running is not None) > record.sequence
-
-
 async def _take_up(
     keeper: Keeper, calls: Calls, starter: Starter, record: SessionRecord, claims: list[_Claim], adopted: Adopted
 ) -> None:
@@ -115,8 +108,6 @@ async def _take_up(
         return
     if len(claims) == 1:
         session = _with_sandbox(keeper, starter, record, claims[0])
-        if _was_told(record, claims[0].hello):
-            session.update(lost_reason=None)
         await _settle_from(keeper, calls, session, claims[0].hello)
         adopted.sessions += 1
     else:

@@ -38,7 +38,7 @@ from sandboxes.errors import (
 )
 from sandboxes.events import ExecutionEvent, OnEvent, Queued, Started
 from sandboxes.keeper import Keeper
-from sandboxes.lifecycle import OVER, Phase, Transition
+from sandboxes.lifecycle import LIVE, OVER, Phase, Transition
 from sandboxes.receipts import lost_outcome, never_started_outcome, of_memory
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Run, Session
@@ -257,7 +257,19 @@ class Calls:
             session.running = None
             if session.phase is Phase.RUNNING:
                 session.change(Transition.DONE)
-        return self._finish(session, run, outcome)
+        outcome = self._finish(session, run, outcome)
+        if outcome.state_lost_before is not None:  # a host that is killed now is not to tell it again
+            with contextlib.suppress(SandboxError):
+                await keeper.save(session)
+        return outcome
+
+    def given(self, session: Session, outcome: Outcome) -> None:
+        """Somebody has got an outcome that was fetched after a restart: the loss that it tells is told."""
+        current = session.phase in LIVE and outcome.receipt.epoch == session.record.epoch
+        if current and outcome.state_lost_before is not None:
+            if outcome.state_lost_before == session.record.lost_reason:
+                session.update(lost_reason=None)
+                self._keeper.save_soon(session)
 
     def _finish(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
         keeper = self._keeper
@@ -268,10 +280,13 @@ class Calls:
             receipt = dataclasses.replace(receipt, ending=Ending.KILLED, state=State.LOST, cause=cause)
             outcome = dataclasses.replace(outcome, notes=(_ended_note(session),))
         outcome = dataclasses.replace(outcome, receipt=receipt)
-        if session.record.lost_reason is not None and receipt.ending is not Ending.LOST:
-            outcome = dataclasses.replace(outcome, state_lost_before=session.record.lost_reason)
-            session.update(lost_reason=None)
-            keeper.save_soon(session)  # it is not to be told again
+        reason = session.record.lost_reason
+        if reason is not None and receipt.ending is not Ending.LOST:
+            if receipt.epoch > session.lost_epoch:
+                outcome = dataclasses.replace(outcome, state_lost_before=reason)
+                session.update(lost_reason=None)
+            elif receipt.state is State.LOST:  # the loss befell this one, and it says so itself
+                session.update(lost_reason=None)
         self._note(session, outcome)
         run.outcome = outcome
         keeper.observer.execution_ended(session.key, receipt)
@@ -374,10 +389,9 @@ class Calls:
             if not run.digest:
                 run.digest = outcome.receipt.digest
             run.queued_at = outcome.receipt.queued_at
-            lost_reason = session.record.lost_reason
             outcome = self._finish(session, run, outcome)
-            if lost_reason is not None:  # nobody reads this outcome now: the next one tells
-                session.update(lost_reason=lost_reason)
+            if outcome.state_lost_before is not None and not run.waiters:  # nobody may ever read it: the next one tells
+                session.update(lost_reason=outcome.state_lost_before)
             return outcome
 
     @contextlib.asynccontextmanager

@@ -170,7 +170,9 @@ class SessionManager:
         session = self._keeper.sessions.get(key)
         if session is not None and session.phase not in OVER:
             try:
-                return await self._calls.collect(session, attempt_id)
+                outcome = await self._calls.collect(session, attempt_id)
+                self._calls.given(session, outcome)
+                return outcome
             except SessionOver:
                 raise AttemptUnknown("the session closed before this attempt ran", session=str(key)) from None
         if session is not None:
@@ -251,9 +253,17 @@ class SessionManager:
         sandbox = session.sandbox
         if sandbox is None:
             return session.record.epoch  # the next call starts a fresh one anyway
-        epoch = await (await sandbox.client()).restart()
+        client = await sandbox.client()
         reason = "the operator restarted the interpreter; variables are lost, files are kept"
-        session.update(epoch=max(session.record.epoch, epoch), lost_reason=reason)
+        session.lost_epoch = await client.epoch()
+        session.update(lost_reason=reason)
+        try:
+            epoch = await client.restart()
+        except SandboxError:
+            if session.record.lost_reason == reason:
+                session.update(lost_reason=None)
+            raise
+        session.update(epoch=max(session.record.epoch, epoch))
         self._keeper.save_soon(session)
         return epoch
 
@@ -300,7 +310,9 @@ class SessionManager:
             run = self._calls.begin(session, execution, on_event)
             attachment.runs.append((session, run))
             try:
-                return await self._calls.wait(session, run, execution.digest())
+                outcome = await self._calls.wait(session, run, execution.digest())
+                self._calls.given(session, outcome)
+                return outcome
             except NotReached:
                 continue
             except SessionOver:

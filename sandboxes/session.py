@@ -79,6 +79,7 @@ class Session:
         self.saving = asyncio.Lock()
         self.dirty = False
         self.disposal: asyncio.Task[None] | None = None  # of a lost sandbox, before another is started
+        self.lost_epoch = 0  # `lost_reason` is of this one's end, where it is known: a later one tells
         self.losses_open = False  # the ledger could not be told yet what a lost sandbox took with it
         self.closed = asyncio.Event()
         self.end_note: str | None = None  # what a call that is cut off by the closing is told

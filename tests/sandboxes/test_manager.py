@@ -610,6 +610,25 @@ async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: Wo
         await manager.resource_parts(again.key, "notes")
 
 
+async def test_a_restart_by_the_operator_is_told_once_by_the_call_that_it_ended_or_else_by_the_next(
+    world: World,
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    assert await manager.restart(at.key) == 2
+    told = await run(at, "x")
+    assert "operator restarted" in (told.state_lost_before or "")
+    assert (await run(at, "x = 1")).state_lost_before is None
+
+    call = await started(at, ENDLESS)
+    assert await manager.restart(at.key) == 3
+    ended = await call
+    assert (ended.receipt.state, ended.receipt.epoch, ended.state_lost_before) == (State.LOST, 2, None)
+    after = await run(at, "x")
+    assert (after.receipt.ending, after.state_lost_before) == (Ending.RAISED, None), "it was told already"
+
+
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -683,6 +702,47 @@ async def registered(world: World, manager: SessionManager, at: Attachment, code
     incarnation = manager._keeper.sessions[at.key].record.incarnation
     digest = Execution(PythonCall(code), attempt_id=attempt).digest()
     await world.store.register(AttemptRecord(at.key, incarnation, attempt, digest, world.clock.now()))
+
+
+async def losing(world: World, manager: SessionManager, at: Attachment) -> None:
+    """The session's sandbox dies between calls: the next outcome tells."""
+    await run(at, "x = 1")
+    world.sandboxes[0].agent.die()
+    await until(lambda: manager.counts[Phase.LOST] == 1)
+
+
+@pytest.mark.parametrize("sent_again", [True, False])
+async def test_a_loss_that_a_call_was_to_tell_while_the_host_was_killed_is_told_once_to_who_comes(
+    world: World, sent_again: bool
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await losing(world, manager, at)
+    code = "import asyncio\nawait asyncio.sleep(0.1)\nn = 1"
+    call = await started(at, code, attempt="first")
+    await crash(manager)
+    world.managers.remove(manager)
+    await asyncio.gather(call, return_exceptions=True)
+    await until(lambda: all(sandbox.agent._running is None for sandbox in world.sandboxes))  # it ends meanwhile
+    manager = await world.manager()
+    at = attach(manager, "a")
+    if sent_again:
+        assert "the sandbox is gone" in ((await run(at, code, attempt="first")).state_lost_before or "")
+    outcome = await run(at, "n")
+    assert text_of(outcome) == "1"
+    assert ("the sandbox is gone" in (outcome.state_lost_before or "")) is not sent_again
+    assert (await run(at, "n")).state_lost_before is None
+
+
+async def test_a_loss_that_was_told_is_not_told_again_after_a_kill(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await losing(world, manager, at)
+    assert (await run(at, "n = 1")).state_lost_before is not None
+    manager = await restarted(world, manager)
+    at = attach(manager, "a")
+    outcome = await run(at, "n")
+    assert (text_of(outcome), outcome.state_lost_before) == ("1", None)
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at-once", "later"])
