@@ -265,11 +265,11 @@ class Calls:
 
     def given(self, session: Session, outcome: Outcome) -> None:
         """Somebody has got an outcome that was fetched after a restart: the loss that it tells is told."""
+        told, pending = outcome.state_lost_before, session.record.lost_reason
         current = session.phase in LIVE and outcome.receipt.epoch == session.record.epoch
-        if current and outcome.state_lost_before is not None:
-            if outcome.state_lost_before == session.record.lost_reason:
-                session.update(lost_reason=None)
-                self._keeper.save_soon(session)
+        if current and pending is not None and told == pending:
+            session.update(lost_reason=None)
+            self._keeper.save_soon(session)
 
     def _finish(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
         keeper = self._keeper
