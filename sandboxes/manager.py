@@ -195,7 +195,7 @@ class SessionManager:
 
         async def info(session: Session) -> SessionInfo:
             async with gate:
-                return session.info(await self._usage(session))
+                return await self._info(session)
 
         infos = list(await asyncio.gather(*(info(session) for session in live)))
         if which.include_closed:
@@ -210,7 +210,7 @@ class SessionManager:
         """One session, or the last closed one of its key. Raises SessionUnknown."""
         session = self._keeper.sessions.get(key)
         if session is not None:
-            return session.info(await self._usage(session))
+            return await self._info(session)
         record = await self._store.get(key)
         if record is None:
             raise SessionUnknown("no session of this key is known", session=str(key))
@@ -359,6 +359,10 @@ class SessionManager:
         if session is None or session.phase in OVER:
             raise SessionUnknown("no open session of this key is known", session=str(key))
         return session
+
+    async def _info(self, session: Session) -> SessionInfo:
+        usage, handle = await self._usage(session), session.record.handle
+        return session.info(usage, None if handle is None else self._backend.title(handle))
 
     async def _usage(self, session: Session) -> Usage | None:
         if session.sandbox is None or session.phase not in LIVE:

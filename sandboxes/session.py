@@ -51,6 +51,7 @@ class SessionInfo:
     waiting: int = 0
     running: str | None = None  # attempt id
     usage: Usage | None = None
+    sandbox: str | None = None  # what people find it by
 
     @property
     def live(self) -> SessionRecord:
@@ -129,7 +130,7 @@ class Session:
         self.record = dataclasses.replace(self.record, **fields)  # type: ignore[arg-type]  # named fields of a record
         self.dirty = True
 
-    def info(self, usage: Usage | None = None) -> SessionInfo:
+    def info(self, usage: Usage | None = None, sandbox: str | None = None) -> SessionInfo:
         return SessionInfo(
             record=self.current(),
             phase=self.phase,
@@ -137,6 +138,7 @@ class Session:
             waiting=len(self.queue),
             running=self.running.attempt_id if self.running else None,
             usage=usage,
+            sandbox=sandbox,
         )
 
 
