@@ -31,7 +31,7 @@ from toolhost.gateway.records import (
     turn_key,
     unit_key,
 )
-from toolhost.gateway.replay import TERMINAL, Replay
+from toolhost.gateway.replay import DELTAS, TERMINAL, Replay
 from toolhost.gateway.stores.base import Append, Change, Check, Conflict, Put, Remove, Store, StoreError
 from toolhost.loop.driver import LoopDriver
 from toolhost.loop.errors import LoopError
@@ -42,6 +42,8 @@ from toolhost.loop.run import LoopRun
 
 log = logging.getLogger("toolhost.gateway")
 
+PATIENCE_S = 0.005
+"""How long further text may wait for the store, to be written together with that of other responses."""
 STOPPED = "the gateway that ran this response stopped before its end"
 
 
@@ -136,14 +138,16 @@ class Run:
 
     # --- the loop's observer -----------------------------------------------------------------------------------------
 
-    async def event(self, event: Event) -> None:
-        line = self._line(event)
-        if event.type in TERMINAL:
-            self._terminal = line  # it is stored with all that the ending brings, in `finish`
+    async def events(self, events: Sequence[Event]) -> None:
+        lines = [self._line(event) for event in events if event.type not in TERMINAL]
+        if events[-1].type in TERMINAL:
+            self._terminal = self._line(events[-1])  # it is stored with all that the ending brings, in `finish`
+        if not lines:
             return
         if self._keep is not None:
-            await self._store(Append(response_key(self.id), len(self.feed), [line]))
-        self.feed.add(line)
+            patience_s = PATIENCE_S if all(event.type in DELTAS for event in events) else 0.0
+            await self._store(Append(response_key(self.id), len(self.feed), lines), patience_s)
+        self.feed.add(*lines)
 
     async def checkpoint(self, transcript: Sequence[Item]) -> None:
         if self._keep is None:
@@ -154,7 +158,7 @@ class Run:
         # A cancel that was found out while storing must come before the tool, not after it.
         await asyncio.sleep(0)
 
-    async def _store(self, change: Change) -> None:
+    async def _store(self, change: Change, patience_s: float = 0.0) -> None:
         """Write for as long as this run owns the response. A cancelled run still closes its items."""
         assert self._keep is not None
         status_before = self.record.status
@@ -163,7 +167,7 @@ class Run:
             if self.record.status == "queued":
                 changes[0] = replace(self.record, status="in_progress", request=None).put(self._keep.ttl_s)
             try:
-                await self._keep.store.write(*changes)
+                await self._keep.store.write(*changes, patience_s=patience_s)
             except Conflict as conflict:
                 if conflict.key != response_key(self.id) or not await self._reload():
                     raise Superseded(f"{self.id} was ended by another gateway") from conflict
