@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.bench import Bench
 from benchmarks.processes import cpu_s, process
 from benchmarks.samples import Samples, Variant, take_turns
-from benchmarks.stream_client import Streamed, StreamClient
+from benchmarks.stream_client import StreamClient, Streamed
 from benchmarks.tables import Table
 from tests.support.host import free_port
 
@@ -132,10 +132,9 @@ async def _targets(directory: Path) -> AsyncIterator[tuple[Target, Target]]:
         pid = await stack.enter_async_context(process(gateway, port, quiet))
         chat = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
         responses = {"model": "fake", "input": "Hi", "stream": True}
-        yield (
-            Target(_clients(stack, model_port, "/v1/chat/completions", b'"content": "word'), chat, _whole_chat, model_pid),
-            Target(_clients(stack, port, "/v1/responses", b"response.output_text.delta"), responses, _whole, pid),
-        )
+        alone = _clients(stack, model_port, "/v1/chat/completions", b'"content": "word')
+        behind = _clients(stack, port, "/v1/responses", b"response.output_text.delta")
+        yield Target(alone, chat, _whole_chat, model_pid), Target(behind, responses, _whole, pid)
 
 
 def _clients(stack: contextlib.AsyncExitStack, port: int, path: str, mark: bytes) -> list[StreamClient]:

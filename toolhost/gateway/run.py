@@ -45,6 +45,8 @@ log = logging.getLogger("toolhost.gateway")
 PATIENCE_S = 0.005
 """How long further text may wait for the store, to be written together with that of other responses."""
 STOPPED = "the gateway that ran this response stopped before its end"
+_ITEMS = frozenset({"response.output_item.added", "response.output_item.done"})
+_OBJECTS = frozenset({"response.created", "response.in_progress", *TERMINAL})
 
 
 class Superseded(LoopError):
@@ -193,14 +195,15 @@ class Run:
 
     def _line(self, event: Event) -> str:
         """An event as it is stored and sent."""
-        response = getattr(event, "response", None)
-        if response is None and getattr(getattr(event, "item", None), "type", None) != "reasoning":
-            return entry(event.type, wire_text(event))
-        data = json.loads(wire_text(event))
-        if response is not None:
+        text = wire_text(event)
+        if event.type in _ITEMS and event.item.type == "reasoning":
+            data = json.loads(text)
+            data["item"] = self._dressed(data["item"])
+        elif event.type in _OBJECTS:
+            data = json.loads(text)
             data["response"] = self._object(data["response"])
         else:
-            data["item"] = self._dressed(data["item"])
+            return entry(event.type, text)
         return entry(event.type, json.dumps(data, separators=(",", ":")))
 
     def _dressed(self, item: Item) -> Item:

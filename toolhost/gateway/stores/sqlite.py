@@ -327,9 +327,7 @@ class _Session:
         """Entries of a log, whose numbers have no gaps; by its last one, for logs are long."""
         known = self._lengths.get(key)
         if known is None:
-            last = self.read(
-                "SELECT number FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", (key,)
-            ).fetchone()
+            last = self.read("SELECT number FROM entries WHERE key = ? ORDER BY number DESC LIMIT 1", (key,)).fetchone()
             known = self._lengths[key] = 0 if last is None else int(last[0]) + 1
         return known
 
