@@ -25,7 +25,8 @@ from tests.support.machines import Site
 site = Site()
 machine = site.machine("a")
 machine.popen(["sleep", "1000"])
-machine.popen([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '1001'], start_new_session=True)"]).wait()
+orphan = "import subprocess; subprocess.Popen(['sleep', '1001'], start_new_session=True)"
+machine.popen([sys.executable, "-c", orphan]).wait()
 print(site.directory, *(process.pid for process in machine.processes()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -120,7 +121,7 @@ def test_nothing_is_left_of_a_test_that_was_killed() -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     directory, *pids = done.stdout.split()
     assert len(pids) == 2
-    gone, left = psutil.wait_procs([process for pid in pids if (process := _process(int(pid)))], timeout=20)
+    _, left = psutil.wait_procs([process for pid in pids if (process := _process(int(pid)))], timeout=20)
     assert left == []
     until(lambda: not Path(directory).exists(), "the test's directory stays")
     assert set(os.listdir("/sys/class/net")) == links

@@ -19,9 +19,9 @@
 
 Workers have the resources given (and `CPU` 1); the head and the edge have a Ray node without any, so that drivers
 can run there and sessions cannot. The edge is where tool hosts run. In Ray, nodes are told apart by a label
-`toolhost-machine` = the machine's name. A test's own driver cannot be in the test's process, which is on another
-machine: run it on the edge. `cluster.directory` is seen by the test and all machines under the same path; the token is in
-it. A machine's logs of Ray are in `machine.root / "tmp/ray/session_latest/logs"`.
+`toolhost-machine` = the machine's name. A driver cannot be in the test's own process, which is on another machine: run
+it on the edge. `cluster.directory` is seen by the test and all machines under the same path; the token is in it. A
+machine's logs of Ray are in `machine.root / "tmp/ray/session_latest/logs"`.
 
 Needs root and Ray: `no_cluster()` says why not; the mark `ray` skips with it.
 """
