@@ -56,16 +56,16 @@ class RayBackend(Backend):
         node: NodeSettings,
         address: str = "auto",
         environment: Mapping[str, str] | None = None,
-        command: Sequence[str] = (),
+        leases: Leases | None = None,
     ) -> None:
+        """`leases`: another way to the head than a process of its own."""
         self._owner = owner
-        self._leases = Leases(
+        self._leases = leases or Leases(
             address=address,
             namespace=ray_names.namespace(owner),
             owner_id=owner.id,
             settings=node,
             environment=environment or {},
-            command=command,
         )
         self._nodes = Nodes(owner, self._leases)
         self._opened = False
@@ -255,7 +255,7 @@ class RayBackend(Backend):
         peer = self._nodes.peer(_place(handle))
         return await self._persist(handle, lambda: peer.call(op, deadline_s, handle=stored(handle), **arguments))
 
-    async def _ask_at(self, lease: Lease, op: str, **arguments: Any) -> Any:
+    async def _ask_at(self, lease: Lease, op: str, /, **arguments: Any) -> Any:
         """What the node of a lease says. Raises NodeGone when it is not there any more."""
         entry = await self._nodes.entry(lease.node)
         if entry is None or entry.place is None:

@@ -10,6 +10,7 @@ has a thread. The first request is `start`. When the socket ends, so does this.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -41,6 +42,7 @@ class Bridge:
         self._owner_id = ""
         self._hosts: dict[str, Any] = {}  # actor handles by node id
         self._lock = threading.Lock()
+        self._describing = ThreadPoolExecutor(THREADS)
 
     def start(self, address: str, namespace: str, owner_id: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Connects. Raises IsolationUnavailable, EngineUnavailable."""
@@ -54,7 +56,7 @@ class Bridge:
                 address=address,
                 namespace=namespace,
                 log_to_driver=False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 configure_logging=False,
             )
         except Exception as error:
@@ -65,22 +67,22 @@ class Bridge:
         """Every node that takes sessions and the head knows; a NodeHost is made where there is none."""
         import ray
 
-        found = []
-        for node in ray.nodes():
-            capacity = int(node.get("Resources", {}).get(RESOURCE, 0))
-            if not node["Alive"] or not capacity:
-                continue
-            ident = str(node["NodeID"])
-            found.append(
-                {
-                    "node": ident,
-                    "host": str(node["NodeManagerAddress"]),
-                    "raylet": int(node["NodeManagerPort"]),
-                    "capacity": capacity,
-                    **self._describe(ident, capacity),
-                }
+        def entry(node: dict[str, Any]) -> dict[str, Any]:
+            ident, capacity = str(node["NodeID"]), int(node["Resources"][RESOURCE])
+            return {
+                "node": ident,
+                "host": str(node["NodeManagerAddress"]),
+                "raylet": int(node["NodeManagerPort"]),
+                "capacity": capacity,
+                **self._describe(ident, capacity),
+            }
+
+        known = ray.nodes()  # type: ignore[no-untyped-call]
+        return list(
+            self._describing.map(
+                entry, [n for n in known if n["Alive"] and n.get("Resources", {}).get(RESOURCE, 0) >= 1]
             )
-        return found
+        )
 
     def lease(self, name: str, avoid: list[str]) -> dict[str, Any]:
         """The lease of that name, made where there is none: its id, its node, and whether this call made it.
@@ -99,7 +101,7 @@ class Bridge:
                     strategy="SPREAD",
                     name=name,
                     lifetime="detached",
-                    bundle_label_selector=selector,  # type: ignore[arg-type]  # its own default is None
+                    bundle_label_selector=selector,
                 )
                 break
             except RayError as error:

@@ -39,7 +39,7 @@ class NodeHost:
         self._owner_id = owner_id
         self._capacity = capacity
         self._node_id = str(ray.get_runtime_context().get_node_id())
-        self._host = get_node_ip_address()
+        self._host = str(get_node_ip_address())  # type: ignore[no-untyped-call]
         self._problem = ""
         self._node: Node | None = None
         self._loop = asyncio.new_event_loop()
@@ -62,7 +62,7 @@ class NodeHost:
             self._problem = f"the owner file {self._settings.owner_file} cannot be read on {self._host}: {error}"
             return
         if owner.id != self._owner_id:
-            self._problem = f"the owner file {self._settings.owner_file} on {self._host} is of another tool host; copy it from there"
+            self._problem = f"the owner file {self._settings.owner_file} on {self._host} is another tool host's"
             return
         node = Node(
             self._settings,
@@ -74,7 +74,7 @@ class NodeHost:
         )
         try:
             asyncio.run_coroutine_threadsafe(node.open(), self._loop).result(OPEN_S)
-        except Exception as error:  # noqa: BLE001  # it is told, and tried again
+        except Exception as error:  # it is told, and tried again
             self._problem = f"the node {self._host} cannot start: {type(error).__name__}: {error}"
             log.exception("node")
             return
@@ -89,7 +89,7 @@ class NodeHost:
                 held = leases_at(self._node_id, self._owner_id)
                 asked_s = time.monotonic() - began
                 asyncio.run_coroutine_threadsafe(node.leases(held), self._loop).result(ROUND_S)
-            except Exception:  # noqa: BLE001  # the next round
+            except Exception:  # the next round
                 log.exception("leases")
                 asked_s = 0.0
             time.sleep(max(self._settings.sweep_s, asked_s * SLOWEST_SHARE))
@@ -99,7 +99,7 @@ class NodeHost:
             time.sleep(self._settings.sweep_s)
             try:
                 asyncio.run_coroutine_threadsafe(node.without_head(), self._loop).result(ROUND_S)
-            except Exception:  # noqa: BLE001  # the next round
+            except Exception:  # the next round
                 log.exception("watch")
 
 

@@ -34,6 +34,7 @@ LEASE_S = 30.0
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 MAX_LINE = 32 << 20
 LINES_KEPT = 20
+BRIDGE = (sys.executable, "-P", "-m", "sandboxes.backends.ray_bridge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,6 @@ class Leases:
         owner_id: str,
         settings: NodeSettings,
         environment: Mapping[str, str],
-        command: Sequence[str] = (),
     ) -> None:
         self._start = {
             "address": address,
@@ -65,7 +65,6 @@ class Leases:
             "settings": _plain(dataclasses.asdict(settings)),
         }
         self._environment = dict(environment)
-        self._command = list(command) or [sys.executable, "-P", "-m", "sandboxes.backends.ray_bridge"]
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -165,7 +164,7 @@ class Leases:
             environment = {**os.environ, **self._environment}
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *self._command,
+                    *BRIDGE,
                     str(theirs.fileno()),
                     env=environment,
                     pass_fds=[theirs.fileno()],

@@ -16,7 +16,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from sandboxes.backends import ray_local, ray_wire

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, cast
 
 from sandboxes.backends import ray_names, ray_wire
@@ -88,11 +88,11 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        return cast("asyncio.Task[None]", task)
+        return task
 
 
 class _Pipe(asyncio.Protocol):
@@ -241,7 +241,7 @@ class _Connection(asyncio.Protocol):
             await channel.close()
             return
         self._answer(mac_key, nonce, {"ok": True})
-        inner = channel.writer.transport
+        inner = cast(asyncio.Transport, channel.writer.transport)
         attached = relay.attached
         attached[handle.sandbox_id] = attached.get(handle.sandbox_id, 0) + 1
 
@@ -297,7 +297,7 @@ class _Connection(asyncio.Protocol):
             answer = ray_wire.error_fields(error)
         except asyncio.CancelledError:
             answer = ray_wire.error_fields(EngineUnavailable("it was cancelled"))
-        except Exception as error:  # noqa: BLE001  # one that nobody foresaw must not leave its caller waiting
+        except Exception as error:  # one that nobody foresaw must not leave its caller waiting
             log.exception("node operation %s", op)
             answer = ray_wire.error_fields(EngineUnavailable(f"the node failed: {type(error).__name__}"))
         finally:
