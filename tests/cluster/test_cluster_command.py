@@ -47,6 +47,11 @@ def token(site: Site) -> Path:
     assert f"the head is up: {address}, 3 sessions" in said.stdout
     assert f"toolhost cluster up --address {address}" in said.stdout
     assert file.stat().st_mode & 0o777 == 0o600
+    for name in ("node", "other"):
+        machine = site.machines[name]
+        assert "owner" in cluster(machine, *join(site, file), code=2).stderr
+        machine.run(["mkdir", "-p", STATE])
+        (machine.root / f"{STATE[1:]}/owner").write_bytes((head.root / f"{STATE[1:]}/owner").read_bytes())
     return file
 
 
@@ -182,4 +187,56 @@ def test_a_node_that_died_is_no_obstacle(site: Site, token: Path) -> None:
     other.kill()
     other.boot()
     cluster(other, *join(site, token), "--sessions", "0")
+    cluster(other, "down", "--yes")
+
+
+STATUS = ("status", "--token-file")
+
+
+def test_status_and_drain(site: Site, token: Path) -> None:
+    head, node = site.machines["head"], site.machines["node"]
+    cluster(node, *join(site, token), "--sessions", "5")
+    listed = json.loads(cluster(node, *STATUS, str(token), "--json").stdout)
+    assert listed["head"] == f"{head.address}:6379"
+    assert listed["wrong"] == []
+    assert {one["host"]: (one["capacity"], one["sandboxes"], one["draining"]) for one in listed["nodes"]} == {
+        head.address: (3, 0, False),
+        node.address: (5, 0, False),
+    }
+    assert listed["capacity"] == 8 and listed["sessions"] == 0
+    assert all(one["versions"]["ray"] and one["versions"]["python"] for one in listed["nodes"])
+    said = cluster(node, "drain", node.address, "--wait", "--token-file", str(token)).stdout
+    assert f"{node.address} takes no new sessions; it has 0" in said and "is empty" in said
+    lines = cluster(head, *STATUS, str(token)).stdout.splitlines()
+    assert [line.split("\t")[:4] for line in lines] == [
+        [head.address, "up", "0", "3"],
+        [node.address, "draining", "0", "5"],
+    ]
+    cluster(node, "drain", node.address, "--undo", "--token-file", str(token))
+    assert json.loads(cluster(node, *STATUS, str(token), "--json").stdout)["capacity"] == 8
+    assert "no node" in cluster(node, "drain", "10.111.0.250", "--token-file", str(token), code=1).stderr
+
+
+def test_status_from_outside_and_with_a_wrong_token(site: Site, token: Path) -> None:
+    other, node = site.machines["other"], site.machines["node"]
+    assert "toolhost cluster up" in cluster(other, *STATUS, str(token), code=2).stderr
+    wrong = site.shared / "wrong"
+    wrong.write_text("f" * 64)
+    wrong.chmod(0o600)
+    assert "token" in cluster(node, *STATUS, str(wrong), code=4).stderr
+
+
+def test_status_names_another_version_of_toolhost(site: Site, token: Path) -> None:
+    """A node that has another toolhost than who asks: both are named, and status says that something is wrong."""
+    head, other = site.machines["head"], site.machines["other"]
+    place = site.shared / "other-version"
+    (place / "toolhost-9.9.dist-info").mkdir(parents=True)
+    (place / "toolhost-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toolhost\nVersion: 9.9\n")
+    mine = site.shared / "own-version"
+    (mine / "toolhost-9.8.dist-info").mkdir(parents=True)
+    (mine / "toolhost-9.8.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toolhost\nVersion: 9.8\n")
+    path = os.environ.get("PYTHONPATH", "")
+    cluster(other, *join(site, token), "--sessions", "1", PYTHONPATH=f"{place}:{path}")
+    said = cluster(head, *STATUS, str(token), code=1, PYTHONPATH=f"{mine}:{path}")
+    assert f"node {other.address} has toolhost 9.9, this machine 9.8" in said.stderr
     cluster(other, "down", "--yes")

@@ -5,23 +5,29 @@ Above: the command table. Below: `cluster_node` (this machine), `cluster_nodes` 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+import json
+from collections.abc import Coroutine, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from toolhost.backends import sessions_that_fit
+from sandboxes.backends.ray_names import RESOURCE, NodeInfo
+from sandboxes.errors import EngineUnavailable, SandboxError
+from sandboxes.owner import Owner
+from toolhost.backends import ray_address, sessions_that_fit
 from toolhost.cli import cluster_node as here
-from toolhost.cli.shown import NOTHING, USAGE, confirm, fail
+from toolhost.cli.shown import NOTHING, USAGE, confirm, fail, rows, safe, terminal
 from toolhost.config import Settings, load, split_address
 from toolhost.errors import ConfigurationError
 
 UNREACHABLE, REFUSED, INTERRUPTED = 3, 4, 130
 HEAD_PORT = 6379
-RESOURCE = "toolhost_session"
+COLUMNS = ("NODE", "STATE", "SESSIONS", "CAPACITY", "RAY", "PYTHON", "TOOLHOST", "ID")
 EPILOG = """Exit codes: 0 done; 1 nothing to do, not confirmed, or something is wrong (status); 2 wrong usage or
 settings; 3 no head is reached; 4 the head refused (token, versions); 130 interrupted, and what was begun is undone."""
 
@@ -39,6 +45,8 @@ TokenFile = Annotated[
     Path | None,
     typer.Option("--token-file", metavar="FILE", help="Ray's token, the same on every machine. Default: in state_dir."),
 ]
+T = TypeVar("T")
+
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -78,7 +86,7 @@ def up(
     It runs until `toolhost cluster down` or the machine's end. --sessions 0 is for a machine that only runs tool hosts:
     each needs a node beside it. The head makes the token; the other machines need a copy of its file.
     """
-    settings = _settings(config, state_dir)
+    settings = _settings(config, state_dir, token_file)
     if head == (address is not None):
         fail("give either --head, on one machine, or --address HEAD:PORT, on the others", USAGE)
     if not head and (redis is not None or port != HEAD_PORT):
@@ -95,7 +103,7 @@ def up(
         address=address,
         port=port,
         sessions=amount,
-        token_file=_token_file(settings, token_file),
+        token_file=settings.ray.token_file or settings.state_dir / "cluster" / "token",
         resources={RESOURCE: amount} if amount else {},
         node_address=node_address,
         redis=redis,
@@ -107,16 +115,27 @@ def up(
             what = "the head" if known.head else "a node"
             fail(f"this machine is {what} of {known.address} already; toolhost cluster down ends that first", NOTHING)
         here.token(wanted.token_file, make=head)
+        owner = _owner_file(settings, make=head)
         node = here.start(wanted, record)
-    _tell(node, settings)
+    _tell(node, owner)
 
 
-def _tell(node: here.Node, settings: Settings) -> None:
+def _owner_file(settings: Settings, *, make: bool) -> Path:
+    """What nodes and tool hosts know each other by. Made with the head. Raises NodeProblem."""
+    file = settings.ray.owner_file or settings.state_dir / "owner"
+    if make and settings.ray.owner_file is None:
+        Owner.load(settings.state_dir)
+    if not file.exists():
+        raise here.NodeProblem(f"there is no owner in {file}: copy the head's there, mode 0600")
+    return file
+
+
+def _tell(node: here.Node, owner: Path) -> None:
     what = "the head is up" if node.head else "this machine has joined"
     typer.echo(f"{what}: {node.address}, {node.sessions} sessions may run here")
     if node.head:
         typer.echo(
-            f"\nOn every other machine, with a copy of {node.token_file} and of {settings.state_dir / 'owner'}:\n"
+            f"\nOn every other machine, with a copy of {node.token_file} and of {owner}:\n"
             f"  toolhost cluster up --address {node.address}"
         )
     typer.echo("\nLook at it:  toolhost cluster status\nEnd it:      toolhost cluster down")
@@ -143,12 +162,104 @@ def down(state_dir: StateDir = None, config: Config = None, yes: Yes = False) ->
     typer.echo("ended" if ended else "it had ended before; its record is removed")
 
 
+# --- the cluster -----------------------------------------------------------------------------------------------------
+
+
+@app.command("status", epilog=EPILOG)
+def status(
+    as_json: AsJson = False, token_file: TokenFile = None, state_dir: StateDir = None, config: Config = None
+) -> None:
+    """Show the head, the nodes that take sessions, how many run and may run, versions, and what is wrong.
+
+    From any machine of the cluster. Columns in a pipe: node, state, sessions, capacity, Ray, Python, toolhost, id.
+    """
+    from toolhost.cli import cluster_nodes
+
+    settings = _settings(config, state_dir, token_file)
+    view = _ask(settings, cluster_nodes.look(settings, _head(settings)))
+    wrong = view.wrong()
+    if as_json:
+        nodes = [asdict(node) for node in view.nodes]
+        shown = {"head": view.head, "sessions": view.sessions, "capacity": view.capacity, "nodes": nodes}
+        typer.echo(json.dumps({**shown, "versions": dict(view.versions), "wrong": wrong}, indent=2))
+    else:
+        if terminal():
+            token = settings.ray.token_file or settings.state_dir / "cluster" / "token"
+            typer.echo(f"head {view.head}; {view.sessions} sessions, {view.capacity} may run; token in {token}")
+        rows(COLUMNS, [_row(node) for node in view.nodes])
+        for line in wrong:
+            typer.echo(f"toolhost: {safe(line)}", err=True)
+    raise typer.Exit(NOTHING if wrong else 0)
+
+
+@app.command("drain", epilog=EPILOG)
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Its address or id, as `status` shows them.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Return when its last session has ended.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="It takes new sessions again.")] = False,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    config: Config = None,
+) -> None:
+    """Give a node no new sessions. Those that it has stay until they end; it is remembered over restarts."""
+    from toolhost.cli import cluster_nodes
+
+    if wait and undo:
+        fail("--wait is for draining, not for --undo", USAGE)
+    settings = _settings(config, state_dir, token_file)
+    found = _ask(settings, cluster_nodes.drain(settings, node, draining=not undo))
+    if undo:
+        typer.echo(f"{found.host} takes new sessions again")
+        return
+    typer.echo(f"{found.host} takes no new sessions; it has {found.sandboxes}")
+    if wait:
+        _ask(settings, cluster_nodes.emptied(settings, node, lambda left: typer.echo(f"{left} left")))
+        typer.echo(f"{found.host} is empty: toolhost cluster down on it, if it is to be taken away")
+
+
+def _row(node: NodeInfo) -> tuple[object, ...]:
+    state = "problem" if node.problem else "draining" if node.draining else "up"
+    known = node.versions
+    versions = (known.get(name) or None for name in ("ray", "python", "toolhost"))
+    return (node.host, state, node.sandboxes, node.capacity, *versions, node.node.rpartition("/")[2])
+
+
+def _head(settings: Settings) -> str:
+    head = ray_address(settings)
+    if head == "auto":
+        fail(
+            "this machine is in no cluster that is known here: toolhost cluster up, or ray.address in the settings",
+            USAGE,
+        )
+    return head
+
+
+def _ask(settings: Settings, work: Coroutine[Any, Any, T]) -> T:
+    """Runs what asks the cluster; what goes wrong becomes one line and an exit code."""
+    _need_ray()
+    head = _head(settings)
+    with _saying():
+        try:
+            here.reach(head)
+            return asyncio.run(work)
+        except EngineUnavailable as error:
+            refused = "token" in error.message.lower()
+            fail(error.message, REFUSED if refused else UNREACHABLE)
+        except SandboxError as error:
+            fail(error.message, NOTHING)
+        except ConfigurationError as error:
+            fail(error.message, USAGE)
+        finally:
+            work.close()
+
+
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _settings(config: Path | None, state_dir: Path | None) -> Settings:
+def _settings(config: Path | None, state_dir: Path | None, token_file: Path | None = None) -> Settings:
+    flags = {"state_dir": state_dir, "ray": {"token_file": token_file}, "sandbox": {"backend": "ray"}}
     try:
-        return load(config, {"state_dir": state_dir})
+        return load(config, flags)
     except ConfigurationError as error:
         fail(error.message, USAGE)
 
@@ -156,10 +267,6 @@ def _settings(config: Path | None, state_dir: Path | None) -> Settings:
 def _need_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         fail("Ray is not installed here: pip install 'toolhost[ray]'", USAGE)
-
-
-def _token_file(settings: Settings, given: Path | None) -> Path:
-    return given or settings.state_dir / "cluster" / "token"
 
 
 @contextlib.contextmanager
