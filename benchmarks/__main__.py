@@ -19,10 +19,18 @@ from pathlib import Path
 
 from benchmarks import machine, report
 from benchmarks.bench import Bench, missing
-from benchmarks.cases import growth, load, memory, start, warm
+from benchmarks.cases import browser, gateway, growth, load, memory, start, warm
 from benchmarks.tables import Table
 
-CASES = {"warm": warm.run, "start": start.run, "load": load.run, "memory": memory.run, "growth": growth.run}
+CASES = {
+    "warm": warm.run,
+    "start": start.run,
+    "load": load.run,
+    "memory": memory.run,
+    "growth": growth.run,
+    "browser": browser.run,
+    "gateway": gateway.run,
+}
 OUTPUT = Path(".cache") / "benchmarks"
 LONGEST_S = 400.0  # one case
 

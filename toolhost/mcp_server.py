@@ -42,6 +42,7 @@ from toolhost.namespaces.base import CLEANUP, CallContext, Namespace, SessionAtt
 from toolhost.namespaces.prompts import all_instructions
 from toolhost.namespaces.resources import Files
 from toolhost.progress import Progress, Send
+from toolhost.tracing import Traces, context_of
 
 log = logging.getLogger("toolhost.calls")
 
@@ -75,6 +76,14 @@ class Caller:
         return Caller(None, reason, self.rich)
 
 
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A caller, with what the request of one message says of the trace that it is part of."""
+
+    caller: Caller
+    trace: Mapping[str, str]
+
+
 FilesOf = Callable[[SessionKey], Files]
 
 
@@ -88,13 +97,13 @@ class Served:
     listed: bool = True
 
 
-def create_server(namespace: Namespace, *, files: FilesOf) -> Server[None]:
+def create_server(namespace: Namespace, *, files: FilesOf, traces: Traces | None = None) -> Server[None]:
     """The MCP server of one namespace, named after it."""
     served = [Served(namespace, tool.name, tool) for tool in namespace.tools]
-    return _server(served, files, name=namespace.name, instructions=namespace.instructions)
+    return _server(served, files, traces, name=namespace.name, instructions=namespace.instructions)
 
 
-def create_aggregate(namespaces: Sequence[Namespace], *, files: FilesOf) -> Server[None]:
+def create_aggregate(namespaces: Sequence[Namespace], *, files: FilesOf, traces: Traces | None = None) -> Server[None]:
     """One MCP server, `toolhost`, with every namespace's tools, for clients that people and agent frameworks use.
 
     A tool's name begins with its namespace, so that it collides with no other tool of a client that has many servers.
@@ -106,7 +115,7 @@ def create_aggregate(namespaces: Sequence[Namespace], *, files: FilesOf) -> Serv
         for tool in namespace.tools
     ]
     instructions = all_instructions([one.shown for one in served if one.listed])
-    return _server(served, files, name="toolhost", instructions=instructions)
+    return _server(served, files, traces, name="toolhost", instructions=instructions)
 
 
 def aggregate_name(namespace: Namespace, tool: Tool) -> str:
@@ -116,8 +125,10 @@ def aggregate_name(namespace: Namespace, tool: Tool) -> str:
     return f"{namespace.name}_{tool.name}"
 
 
-def _server(served: Sequence[Served], files: FilesOf, *, name: str, instructions: str) -> Server[None]:
-    tools = ToolSet(served)
+def _server(
+    served: Sequence[Served], files: FilesOf, traces: Traces | None, *, name: str, instructions: str
+) -> Server[None]:
+    tools = ToolSet(served, traces)
     shelf = Shelf(files)
 
     async def list_tools(_context: Context, _params: object) -> ListToolsResult:
@@ -182,7 +193,8 @@ class Shelf:
 class ToolSet:
     """The tools of one server: the listing, and the way from a call to its namespace and back to the wire."""
 
-    def __init__(self, served: Sequence[Served]) -> None:
+    def __init__(self, served: Sequence[Served], traces: Traces | None = None) -> None:
+        self._traces = traces
         self._served: dict[str, Served] = {}
         for one in served:
             self._served.setdefault(one.shown.name, one)
@@ -213,17 +225,46 @@ class ToolSet:
 
     async def call(self, context: Context) -> dict[str, Any]:
         """See `answer`."""
-        return await self.answer(_caller_of(context), context.params or {}, context.session.report_progress)
+        trace = _trace_of(context) if self.traced else {}
+        return await self.answer(_caller_of(context), context.params or {}, context.session.report_progress, trace)
 
-    async def answer(self, caller: Caller | None, params: Mapping[str, Any], report: Send) -> dict[str, Any]:
+    @property
+    def traced(self) -> bool:
+        """Whether calls become spans."""
+        return self._traces is not None
+
+    async def answer(
+        self, caller: Caller | None, params: Mapping[str, Any], report: Send, trace: Mapping[str, str]
+    ) -> dict[str, Any]:
         """A call's result on the wire. Never raises but for cancellation: every failure is text for the model.
 
-        `report`: sends progress, if the call asks for it."""
+        `report`: sends progress, if the call asks for it. `trace`: what its request says of the trace it is part of.
+        """
         name = params.get("name")
         started = time.monotonic()
-        result = await self._answer(caller, name, params, report)
+        if self._traces is None:
+            result = await self._answer(caller, name, params, report)
+        else:
+            result = await self._spanned(self._traces, caller, params, report, trace)
         self._log(caller, name, result, time.monotonic() - started)
         return result_on_wire(result, rich=caller is not None and caller.rich)
+
+    async def _spanned(
+        self,
+        traces: Traces,
+        caller: Caller | None,
+        params: Mapping[str, Any],
+        report: Send,
+        trace: Mapping[str, str],
+    ) -> ToolResult:
+        name, meta = params.get("name"), params.get("_meta")
+        known = name if isinstance(name, str) and name in self._served else "unknown"  # the rest is the client's text
+        with traces.call(known, meta if isinstance(meta, Mapping) else {}, trace) as span:
+            result = await self._answer(caller, name, params, report)
+            attachment = caller.attachment if caller is not None else None
+            error = result.meta.get("toolhost/error", "refused") if result.is_error else None
+            traces.answered(span, attachment.key if attachment is not None else None, error)
+        return result
 
     async def _answer(self, caller: Caller | None, name: object, params: Mapping[str, Any], report: Send) -> ToolResult:
         if caller is None or caller.attachment is None:
@@ -343,9 +384,19 @@ def clean(text: str) -> str:
 def _caller_of(context: Context) -> Caller | None:
     """SSE hands the caller over as it is; the SDK's HTTP transports hand over a request, the caller in its scope."""
     found = context.request
+    if isinstance(found, Traced):
+        return found.caller
     if not isinstance(found, Caller):
         found = getattr(found, "scope", {}).get(CALLER)
     return found if isinstance(found, Caller) else None
+
+
+def _trace_of(context: Context) -> Mapping[str, str]:
+    """What the request of a message says of its trace: SSE hands it over, the SDK's HTTP transports their request."""
+    found = context.request
+    if isinstance(found, Traced):
+        return found.trace
+    return context_of(getattr(found, "scope", {}).get("headers", ()))
 
 
 def _mapping(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ def lines(identity: object = 7) -> list[bytes]:
 
 
 async def both_ways(host: Host, monkeypatch: pytest.MonkeyPatch, messages: list[bytes]) -> tuple[bytes, bytes]:
-    async def refuse(_self: Direct, _body: bytes) -> bool:
+    async def refuse(_self: Direct, _body: bytes, _headers: object) -> bool:
         return False
 
     direct = await answers(host, messages)
@@ -131,7 +131,7 @@ async def test_progress_goes_out_as_the_sdk_sends_it(host: Host, monkeypatch: py
 
     direct = await seen()
 
-    async def refuse(_self: Direct, _body: bytes) -> bool:
+    async def refuse(_self: Direct, _body: bytes, _headers: object) -> bool:
         return False
 
     monkeypatch.setattr(Direct, "take", refuse)

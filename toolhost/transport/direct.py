@@ -22,8 +22,10 @@ from mcp_types import CONNECTION_CLOSED
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic_core import from_json
 
+from toolhost.identity import Headers
 from toolhost.mcp_server import PROGRESS_TOKEN, Caller, ToolSet
 from toolhost.progress import Send
+from toolhost.tracing import context_of
 from toolhost.transport.streams import Outbox
 
 CLOSED_S = 1.0  # for the error that says that the connection ended
@@ -57,7 +59,7 @@ class Direct:
         self._calls: set[_Call] = set()
         self._closed = False
 
-    async def take(self, body: bytes) -> bool:
+    async def take(self, body: bytes, headers: Headers) -> bool:
         """Whether it was a message for this path. If so it has been answered when this returns, unless it came after
         the end."""
         if not self._caller.protocol or self._caller.protocol in MODERN_PROTOCOL_VERSIONS:
@@ -75,7 +77,7 @@ class Direct:
                 return False
             if method == "tools/call":
                 if not self._closed:
-                    await self._call(ident, params)
+                    await self._call(ident, params, context_of(headers) if self._tools.traced else {})
                 return True
             if method == "tools/list":
                 await self._outbox.send_result(ident, self._tools.listing)
@@ -106,7 +108,7 @@ class Direct:
         call.end("peer")
         return True
 
-    async def _call(self, ident: str | int, params: dict[str, Any]) -> None:
+    async def _call(self, ident: str | int, params: dict[str, Any], trace: Mapping[str, str]) -> None:
         task = asyncio.current_task()
         assert task is not None
         call = _Call(task)
@@ -116,7 +118,7 @@ class Direct:
         answering = False
         try:
             try:
-                result = await self._tools.answer(self._caller, params, self._report(params))
+                result = await self._tools.answer(self._caller, params, self._report(params), trace)
             finally:
                 if self._named.get(key) is call:
                     del self._named[key]

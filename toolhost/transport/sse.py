@@ -27,7 +27,8 @@ from toolhost.auth import Authenticator
 from toolhost.config import Settings
 from toolhost.errors import Refused
 from toolhost.identity import Headers, Named, Refusal, identify, label, named
-from toolhost.mcp_server import Caller, ToolSet, tools_of
+from toolhost.mcp_server import Caller, ToolSet, Traced, tools_of
+from toolhost.tracing import context_of
 from toolhost.transport.asgi import Attach, Receive, Scope, Send, address_of, respond
 from toolhost.transport.direct import Direct
 from toolhost.transport.jsonid import IdScanner, find_id, has_id
@@ -254,7 +255,7 @@ class SseTransport:
         same = naming is None or naming == connection.naming
         if same:
             self._check_load(connection)
-            if await connection.direct.take(body):
+            if await connection.direct.take(body, headers):
                 return
         try:
             message = jsonrpc_message_adapter.validate_json(body, by_name=False)
@@ -270,6 +271,8 @@ class SseTransport:
         metadata = connection.metadata
         if not same:
             metadata = ServerMessageMetadata(request_context=connection.caller.refusing(DIFFERENT_SESSION))
+        elif trace := context_of(headers):
+            metadata = ServerMessageMetadata(request_context=Traced(connection.caller, trace))
         connection.inbox.put(SessionMessage(message, metadata=metadata), len(body))
         self._check_load(connection)
 
