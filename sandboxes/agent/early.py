@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _DESCRIPTORS = 4  # /dev/null, the output pipe twice, the channel
 _INT_BYTES = 4
 _MOST_BYTES = 1 << 20
-# Read by the C library or by Python itself when a process starts.
-_AT_START = ("LC_", "LANG", "MALLOC_", "GLIBC_", "LD_", "PYTHON")
+# Read by the C library when a process starts. (Python itself reads none of its own: it is isolated, -I.)
+_AT_START = ("LC_", "LANG", "MALLOC_", "GLIBC_", "LD_")
 
 
 class Early:
