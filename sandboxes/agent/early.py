@@ -1,5 +1,5 @@
-"""The first interpreter, started before the agent knows anything of its own: both get ready side by side. Later ones are
-started when they are needed (`python_process`).
+"""The first interpreter, started before the agent knows anything of its own: both get ready side by side. Later ones
+are started when they are needed (`python_process`).
 
 Above: the launcher (starts it, and is what it runs), `python_process` (sends it off). Below: fork(2), exec(3), `lower`,
 `interpreter`.
