@@ -114,6 +114,15 @@ def stateful(tools: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
+def searches(tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the browser is among the tools."""
+    return any(
+        str(tool.get("type")).startswith(_SEARCHES)
+        or (tool.get("type") == "mcp" and tool.get("server_label") in ("browser", *_SEARCHES))
+        for tool in tools
+    )
+
+
 def tools_for_loop(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tools as the loop reads them. Raises ApiError naming the tool that is wrong."""
     return [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]

@@ -1,6 +1,6 @@
 """Chat Completions messages as items, for applications that keep their talks in that form.
 
-Above: applications, which give the items to `LoopRequest`. Below: `transcript`. The model is then sent the same messages
+Above: applications, which give them to `LoopRequest`. Below: `transcript`. The model is sent the same messages again
 (https://platform.openai.com/docs/api-reference/chat/create).
 """
 
@@ -53,10 +53,10 @@ def _items(message: Mapping[str, Any], place: str) -> list[Item]:
 
 def _call(call: Any, place: str) -> Item:
     function = call.get("function") if isinstance(call, Mapping) else None
-    values = (call.get("id"), function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else ()
-    if not values or not all(isinstance(value, str) for value in values):
-        raise RequestError(f"{place} needs an id and a function with name and arguments", "input")
-    return call_item(*values)
+    match (call, function):
+        case {"id": str(ident)}, {"name": str(name), "arguments": str(arguments)}:
+            return call_item(ident, name, arguments)
+    raise RequestError(f"{place} needs an id and a function with name and arguments", "input")
 
 
 def _parts(content: Any, place: str) -> list[dict[str, Any]]:
