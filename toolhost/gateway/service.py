@@ -180,7 +180,9 @@ class Gateway:
         return body.model_copy(update={"model": model})
 
     async def _fresh(self, body: CreateResponse, principal: str) -> list[Item]:
-        given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+        given: Sequence[Mapping[str, Any]] = body.input if isinstance(body.input, list) else []
+        if isinstance(body.input, str) and body.input:
+            given = [{"role": "user", "content": body.input}]
         if not given and body.previous_response_id is None and body.conversation_id is None:
             raise bad_request("input is empty", "input", "missing_required_parameter")
         items = client_items.checked(given, self._parts.ids)
