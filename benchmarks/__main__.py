@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.bench import Bench, missing
-from benchmarks.cases import gateway, growth, load, memory, start, warm
+from benchmarks.cases import browser, gateway, growth, load, memory, start, warm
 from benchmarks.tables import Table, markdown
 
 CASES = {
@@ -27,6 +27,7 @@ CASES = {
     "load": load.run,
     "memory": memory.run,
     "growth": growth.run,
+    "browser": browser.run,
     "gateway": gateway.run,
 }
 OUTPUT = Path(".cache") / "benchmarks"

@@ -53,9 +53,10 @@ def _items(message: Mapping[str, Any], place: str) -> list[Item]:
 
 def _call(call: Any, place: str) -> Item:
     function = call.get("function") if isinstance(call, Mapping) else None
-    match (call, function):
-        case {"id": str(ident)}, {"name": str(name), "arguments": str(arguments)}:
-            return call_item(ident, name, arguments)
+    if isinstance(function, Mapping):
+        match call.get("id"), function.get("name"), function.get("arguments"):
+            case str(call_id), str(name), str(arguments):
+                return call_item(call_id, name, arguments)
     raise RequestError(f"{place} needs an id and a function with name and arguments", "input")
 
 

@@ -129,10 +129,10 @@ class Emitter:
     def reasoning(self) -> tuple[Reasoning, list[Event]]:
         return self._open(Reasoning(self, self._ids.new("rs"), len(self._items)))
 
-    def function_call(self, call_id: str, name: str) -> tuple[FunctionCall, list[Event]]:
-        return self._open(FunctionCall(self, self._ids.new("fc"), len(self._items), call_id, name))
+    # Calls: the caller mints their ids, those of a call and of a round together (`transcript.call_suffix`).
 
-    # Hosted calls: the item's id and the call's id are minted together by the caller (`transcript.call_id_of`).
+    def function_call(self, item_id: str, call_id: str, name: str) -> tuple[FunctionCall, list[Event]]:
+        return self._open(FunctionCall(self, item_id, len(self._items), call_id, name))
 
     def mcp_call(self, item_id: str, label: str, name: str, approval: str | None = None) -> tuple[McpCall, list[Event]]:
         return self._open(McpCall(self, item_id, len(self._items), label, name, approval))
