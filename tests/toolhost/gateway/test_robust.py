@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from tests.toolhost.gateway.test_responses import PYTHON, SET
 from tests.toolhost.loop.checks import check_items, check_stream
 from tests.toolhost.loop.mcp_double import Double
 from toolhost.gateway.ledger import StoredRegistry
+from toolhost.gateway.run import Run
+from toolhost.gateway.schema import CreateResponse
 from toolhost.gateway.stores.sqlite import SqliteStore
 from toolhost.loop.ledger import Arrival, Attempt, CallRecord, Ledger, Verdict
 from toolhost.loop.tool_client import McpToolServer
@@ -175,6 +178,38 @@ async def test_the_acceptance_table_survives_a_restart(tmp_path: Path) -> None:
         assert await ledger.deliver(arrival(content), 1.0) is verdict
         assert await ledger.usable("t", "c") is (verdict is not Verdict.CONFLICT)
         await store.close()
+
+
+async def test_more_than_a_hundred_responses_are_with_the_model_at_once(serve: Serve) -> None:
+    served = await serve([{**PAUSED, "keep": True}])
+    body = CreateResponse(model="fake", input="Hi")
+    runs = [await served.gateway.create(body, "ann") for _ in range(120)]
+    async with asyncio.timeout(60):
+        while len(served.model.requests) < len(runs):  # noqa: ASYNC110 - the model has no event for it
+            await asyncio.sleep(0.01)
+    served.model.release("gate")
+    ends = await asyncio.gather(*(run.done for run in runs))
+    assert {one["status"] for one in ends} == {"completed"}
+
+
+async def test_the_events_of_many_streams_at_once_are_whole_and_stored_before_they_are_shown(serve: Serve) -> None:
+    served = await serve([{"text": "a b c d e f g h i j", "chunk": 2, "delay": 0.001, "keep": True}])
+    body = CreateResponse(model="fake", input="Hi")
+    runs = [await served.gateway.create(body, "ann") for _ in range(20)]
+
+    async def follow(run: Run) -> list[str]:
+        seen: list[str] = []
+        async for line in run.feed.read():
+            seen.append(line)
+            if len(seen) % 5 == 0:
+                assert len(await served.gateway.store.entries(f"response/{run.id}")) >= len(seen)
+        return seen
+
+    for run, seen in zip(runs, await asyncio.gather(*map(follow, runs)), strict=True):
+        assert seen == await served.gateway.store.entries(f"response/{run.id}")
+        numbers = [json.loads(line.partition(" ")[2])["sequence_number"] for line in seen]
+        assert numbers == list(range(len(seen)))
+        assert seen[-1].startswith("response.completed ")
 
 
 async def test_half_of_a_surrogate_pair_from_the_model_breaks_nothing(serve: Serve) -> None:
