@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.bench import Bench, missing
-from benchmarks.cases import browser, growth, load, memory, start, warm
+from benchmarks.cases import browser, gateway, growth, load, memory, start, warm
 from benchmarks.tables import Table, markdown
 
 CASES = {
@@ -28,6 +28,7 @@ CASES = {
     "memory": memory.run,
     "growth": growth.run,
     "browser": browser.run,
+    "gateway": gateway.run,
 }
 OUTPUT = Path(".cache") / "benchmarks"
 
