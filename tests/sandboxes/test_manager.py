@@ -629,6 +629,21 @@ async def test_a_restart_by_the_operator_is_told_once_by_the_call_that_it_ended_
     assert (after.receipt.ending, after.state_lost_before) == (Ending.RAISED, None), "it was told already"
 
 
+async def test_work_that_a_closing_cuts_off_says_that_the_session_was_closed(world: World) -> None:
+    manager = await world.manager()
+    for number, work in enumerate((manager.restart, lambda key: manager.files(key).list())):
+        at = attach(manager, f"s{number}")
+        await run(at, "x = 1")
+        (sandbox,) = world.sandboxes
+        sandbox.agent.mute = True
+        cut = asyncio.create_task(work(at.key))  # type: ignore[arg-type]  # a coroutine each
+        await asyncio.sleep(0.01)
+        assert await manager.close_session(at.key)
+        with pytest.raises(SessionUnknown, match="closed meanwhile"):
+            await cut
+        await world.empty()
+
+
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
