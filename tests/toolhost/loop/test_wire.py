@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ EVENTS = (
 def test_events_are_the_same_in_whatever_pieces_they_come(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(EVENTS)]
     reader = _EventReader()
-    pieces = [EVENTS[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [EVENTS[start:end] for start, end in itertools.pairwise(places)]
     assert [event for piece in pieces for event in reader.read(piece)] == [b"one", b"two\n three", b"four"]
 
 
