@@ -57,8 +57,12 @@ class Endpoint:
         """
         text = text.strip()
         url = text if "://" in text else f"http://{text}/sse"
-        parts = httpx2.URL(url)
-        if parts.scheme not in ("http", "https") or not parts.host:
+        try:
+            parts = httpx2.URL(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.host) and (parts.port or 1) < 65536
+        except (httpx2.InvalidURL, ValueError):
+            usable = False
+        if not usable or not text.isprintable() or " " in text:
             raise RequestError(f"{text!r} is not HOST:PORT/namespace or an http(s) URL", "tools")
         return cls(url, "sse" if parts.path.rstrip("/").endswith("/sse") else "http")
 
@@ -375,6 +379,8 @@ def _reason(error: BaseException) -> str:
     """The innermost reason of a group of exceptions."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
+    if isinstance(error, httpx2.HTTPStatusError):
+        return f"it answered {error.response.status_code}; is there a tool server at that address?"
     return str(error) or type(error).__name__
 
 

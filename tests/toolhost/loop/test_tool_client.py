@@ -34,7 +34,10 @@ def test_endpoints_are_written_as_for_vllm_or_as_urls(text: str, url: str, trans
     assert (endpoint.url, endpoint.transport) == (url, transport)
 
 
-@pytest.mark.parametrize("text", ["", "ftp://toolhost/python", "/python"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "ftp://toolhost/python", "/python", "my host/python", "toolhost:99999/python", "[::1", "http://["],
+)
 def test_what_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="not HOST:PORT/namespace"):
         Endpoint.parse(text)
