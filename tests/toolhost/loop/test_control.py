@@ -56,9 +56,10 @@ class CancelAt:
         self.run: LoopRun | None = None
         self.won = False
 
-    async def event(self, event: Any) -> None:
-        if event.sequence_number == self.number and self.run is not None:
-            self.won = self.run.cancel()
+    async def events(self, events: Sequence[Any]) -> None:
+        for event in events:
+            if event.sequence_number == self.number and self.run is not None:
+                self.won = self.run.cancel()
 
     async def checkpoint(self, transcript: Sequence[dict[str, Any]]) -> None:
         pass
@@ -230,10 +231,8 @@ async def test_a_write_is_checkpointed_before_it_runs(make_loop: MakeLoop, doubl
     seen: list[tuple[int, str, str]] = []
 
     class Recorder:
-        events = 0
-
-        async def event(self, event: Any) -> None:
-            self.events += 1
+        async def events(self, events: Sequence[Any]) -> None:
+            pass
 
         async def checkpoint(self, transcript: Sequence[dict[str, Any]]) -> None:
             seen.append((len(double.host.runs), transcript[-2]["name"], transcript[-1]["output"]))
@@ -252,7 +251,7 @@ async def test_a_write_is_checkpointed_before_it_runs(make_loop: MakeLoop, doubl
 
 async def test_an_observer_that_fails_ends_the_run_with_its_error(make_loop: MakeLoop) -> None:
     class Broken:
-        async def event(self, event: Any) -> None:
+        async def events(self, events: Sequence[Any]) -> None:
             raise OSError("disk full")
 
         async def checkpoint(self, transcript: Sequence[dict[str, Any]]) -> None:
