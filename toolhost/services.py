@@ -23,7 +23,7 @@ from sandboxes.spec import SessionKey, SessionRequest
 from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
 from toolhost.admin import AllSessions
-from toolhost.backends import create_backend, manager_settings
+from toolhost.backends import create_backend, manager_settings, owner_of
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
 from toolhost.metrics import Metrics
@@ -181,6 +181,6 @@ def isolation(backend: Backend) -> str:
 
 def _owner(settings: Settings) -> Owner:
     try:
-        return Owner.load(settings.state_dir)
+        return owner_of(settings)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"state directory {settings.state_dir} cannot be used: {error}") from None
