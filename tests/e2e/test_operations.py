@@ -315,10 +315,10 @@ async def test_a_sandbox_removed_from_outside_is_told_and_replaced(tmp_path: Pat
         assert {one["attempt_id"]: one for one in receipts["attempts"]}["cut"]["receipt"]["ending"] == "lost"
 
 
-@pytest.mark.bubblewrap
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own to fill needs root")
-async def test_a_full_disk_fails_calls_with_its_name_and_loses_no_variables(tmp_path: Path) -> None:
-    with _small_disk(tmp_path / "disk") as disk, operated(disk, "bubblewrap") as host:
+async def test_a_full_disk_fails_calls_with_its_name_and_loses_no_variables(tmp_path: Path, backend: str) -> None:
+    with _small_disk(tmp_path / "disk") as disk, operated(disk, backend) as host:
         await asyncio.to_thread(host.start)
         await python(host, KEPT, "x = 41")
         filler = disk / "filler"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0  # a machine that does much else takes long to start a sandbox
 
 
 @dataclass
