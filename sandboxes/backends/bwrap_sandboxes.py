@@ -353,4 +353,5 @@ def exhaustion() -> Iterator[None]:
         yield
     except OSError as error:
         kind = NoCapacity if error.errno in EXHAUSTED else EngineUnavailable
-        raise kind(f"the machine refused: {error.strerror} ({error.filename2 or error.filename or 'no file'})") from error
+        where = error.filename2 or error.filename or "no file"
+        raise kind(f"the machine refused: {error.strerror} ({where})") from error

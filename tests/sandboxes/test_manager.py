@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from sandboxes import client as client_module
+from sandboxes import sandbox as sandbox_module
 from sandboxes.errors import (
     AttemptConflict,
     AttemptExpired,
@@ -381,6 +382,26 @@ async def test_a_stalled_agent_is_a_bounded_wait_and_its_result_can_be_fetched_a
     agent.slow_s = 0.0
     assert text_of(await manager.collect(at.key, "slow")) == "'done'"
     assert text_of(await run(at, "x")) == "1"
+
+
+async def test_a_call_that_runs_is_not_said_not_to_have_run_when_the_engine_does_not_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "ENGINE_BACKOFF_S", 0.02)
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, "import asyncio\nawait asyncio.sleep(0.2)\nx = 1", attempt="cut")
+    for operation in ("connect", "poll"):
+        world.engine.fails[operation] = EngineUnavailable("the engine does not answer")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost, match="does not answer"):
+        await call
+    with pytest.raises(EngineUnavailable):
+        await run(at, "1")  # of this one nothing was sent
+    world.engine.fails.clear()
+    assert (await run(at, "import asyncio\nawait asyncio.sleep(0.2)\nx = 1", attempt="cut")).receipt.ending is Ending.OK
+    assert text_of(await run(at, "x")) == "1"
+    assert world.sandboxes[0].agent.executed.count("cut") == 1
 
 
 async def test_a_lying_agent_loses_its_session_and_harms_nobody(world: World) -> None:
