@@ -95,7 +95,7 @@ def toolhost(*arguments: str, env: Mapping[str, str] | None = None) -> subproces
         [sys.executable, "-m", "toolhost", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
