@@ -73,7 +73,8 @@ def operated(directory: Path, backend: str, *arguments: str, **environment: str)
     finally:
         if host.running():
             host.kill()
-        prune(host, "--all", "--yes")
+        if running_sandboxes(host):
+            prune(host, "--all", "--yes")
         assert running_sandboxes(host) == []
 
 
