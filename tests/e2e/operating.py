@@ -105,8 +105,12 @@ def toolhost(*arguments: str, env: Mapping[str, str] | None = None) -> subproces
 
 async def connect(host: RunningHost, headers: Mapping[str, str]) -> Stream:
     stream = await Stream.open(host.port, "/python/sse", list(headers.items()))
-    assert stream.status == 200, stream.status
-    await stream.initialize()
+    try:
+        assert stream.status == 200, stream.status
+        await stream.initialize()
+    except BaseException:
+        stream.close()
+        raise
     return stream
 
 
