@@ -166,7 +166,7 @@ async def test_a_kill_at_a_seeded_moment_loses_nothing_and_runs_nothing_twice(
 async def test_a_client_of_a_host_that_is_killed_while_it_connects_leaves_nothing_open(
     tmp_path: Path, moment: str
 ) -> None:
-    """`make torture` failed so with seed 20261129, [16-bubblewrap] and others: by the test's client, not by the host."""
+    """`make torture` failed so with seed 20261129, [16-bubblewrap] and others: the test's client, not the host."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     endpoint = b"event: endpoint\r\ndata: /messages/0\r\n\r\n"
     said = {"before the answer": b"", "before the endpoint": head}.get(
