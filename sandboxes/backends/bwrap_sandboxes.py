@@ -353,5 +353,4 @@ def exhaustion() -> Iterator[None]:
         yield
     except OSError as error:
         kind = NoCapacity if error.errno in EXHAUSTED else EngineUnavailable
-        where = error.filename2 or error.filename or "no file"
-        raise kind(f"the machine refused: {error.strerror} ({where})") from error
+        raise kind(f"the machine refused: {error.strerror}") from error
