@@ -906,6 +906,23 @@ async def test_a_stop_ends_running_calls_and_refuses_new_ones(world: World) -> N
     assert len(world.sandboxes) == 1
 
 
+async def test_a_start_asks_a_busy_engine_again(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    await crash(manager)
+    world.managers.remove(manager)
+    world.engine.fails["list_owned"] = EngineUnavailable("the engine does not answer: timed out")
+
+    def answers() -> None:
+        world.engine.fails.clear()
+
+    world.recorder.on_failure = answers
+    manager = await world.manager()
+    assert manager.adopted.sessions == 1
+    assert text_of(await run(attach(manager, "a"), "x")) == "1"
+
+
 async def test_a_start_that_fails_leaves_nothing_open(world: World) -> None:
     manager = await world.manager()
     await run(attach(manager, "a"), "x = 1")
