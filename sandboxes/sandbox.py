@@ -11,12 +11,21 @@ from collections.abc import Callable, Coroutine
 from sandboxes.backends.base import Life, Status
 from sandboxes.client import AgentClient, Bound
 from sandboxes.engine import Engine
-from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, SandboxOutOfMemory, StateLost, WireError
+from sandboxes.errors import (
+    ChannelLost,
+    ChannelStalled,
+    EngineUnavailable,
+    SandboxError,
+    SandboxOutOfMemory,
+    StateLost,
+    WireError,
+)
 from sandboxes.events import OnEvent
 from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
 
 RECONNECTS = 3
 BACKOFF_S = 0.05
+ENGINE_BACKOFF_S = 1.0  # where the engine is needed to connect again, and does not answer: it may be restarting
 USAGE_S = 2.0
 ACK_DELAY_S = 0.5  # acknowledgements go with the next call, or after so long
 
@@ -129,9 +138,18 @@ class Sandbox:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     async def _persist(self, ask: Callable[[AgentClient], Coroutine[None, None, Outcome]]) -> Outcome:
+        sent = False
         for left in reversed(range(RECONNECTS + 1)):
             try:
-                return await ask(await self.client())
+                client = await self.client()
+                sent = True
+                return await ask(client)
+            except EngineUnavailable as error:
+                if not sent:
+                    raise
+                if not left:  # it runs, or it does not: nobody can say
+                    raise ChannelLost(f"transport lost, and {error.message}", sandbox=self.handle.sandbox_id) from error
+                await asyncio.sleep(ENGINE_BACKOFF_S)
             except ChannelStalled:
                 await self._fate()
                 raise
