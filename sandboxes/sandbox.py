@@ -79,9 +79,11 @@ class Sandbox:
         *,
         cap: int,
         queued_at: float,
+        session: str | None = None,
         on_event: OnEvent | None = None,
     ) -> Outcome:
         """Runs a call, through broken connections: the agent's own table makes a repeated `exec` join the first.
+        `session`: as for `AgentClient.execute`.
 
         Raises StateLost with what the engine says of the end, ChannelLost when it runs and cannot be reached, and what
         `AgentClient.execute` raises.
@@ -89,7 +91,9 @@ class Sandbox:
 
         def ask(client: AgentClient) -> Coroutine[None, None, Outcome]:
             self._send_acks(client)
-            return client.execute(attempt, digest, call, bound, cap=cap, queued_at=queued_at, on_event=on_event)
+            return client.execute(
+                attempt, digest, call, bound, cap=cap, queued_at=queued_at, session=session, on_event=on_event
+            )
 
         return await self._persist(ask)
 

@@ -1,7 +1,7 @@
 """The agent's programs as they are mounted into a sandbox: a copy with bytecode, which halves the time to start.
 
-Above: the bubblewrap backend. Below: the file system. An installation may have no bytecode (installers differ), and
-a sandbox, which cannot write there, would compile everything again at every start.
+Above: the bubblewrap and docker backends. Below: the file system. An installation may have no bytecode (installers
+differ), and a sandbox, which cannot write there, would compile everything again at every start.
 """
 
 from __future__ import annotations
