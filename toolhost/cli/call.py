@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from toolhost.cli.checks import secret, session_id, utf8
+from toolhost.cli.printable import echo
 from toolhost.cli.serve import fail
 
 CALL_FAILED = 1
@@ -33,6 +34,8 @@ def call(
     ] = None,
 ) -> None:
     """Call a tool of a running host and print what a model would read.
+
+    On a terminal, characters that would command it are left out.
 
     Two calls with one --session share state:
 
@@ -55,7 +58,7 @@ def call(
         headers["authorization"] = f"Bearer {secret(token_file, 'token')}"
     utf8(tool, "--tool")
     answer, is_error = _ask(f"{_base(url)}/{quote(namespace, safe='')}/sse", headers, name, arguments)
-    typer.echo(answer)
+    echo(answer)
     raise typer.Exit(CALL_FAILED if is_error else 0)
 
 
