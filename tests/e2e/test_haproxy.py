@@ -1,4 +1,4 @@
-"""Independent hosts behind HAProxy, by the recipe of docs/cluster.md: sessions come back to their host, and its loss."""
+"""Independent hosts behind HAProxy, by the recipe of docs/cluster.md: sessions come back to their host; its loss."""
 
 from __future__ import annotations
 
