@@ -20,6 +20,8 @@ from tests.toolhost.loop.mcp_double import Double
 from tests.toolhost.loop.test_scenarios import python, search
 from toolhost.loop import fake_model
 
+pytestmark = pytest.mark.timeout(400)  # some tests start three processes, each of seconds of imports
+
 ROUNDS: list[dict[str, Any]] = [
     {"reasoning": "Multiply.", "calls": [python("print(6 * 7)"), search("forty two")]},
     {"text": "The answer is 42."},
