@@ -11,12 +11,21 @@ from collections.abc import Callable, Coroutine
 from sandboxes.backends.base import Life, Status
 from sandboxes.client import AgentClient, Bound
 from sandboxes.engine import Engine
-from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, SandboxOutOfMemory, StateLost, WireError
+from sandboxes.errors import (
+    ChannelLost,
+    ChannelStalled,
+    EngineUnavailable,
+    SandboxError,
+    SandboxOutOfMemory,
+    StateLost,
+    WireError,
+)
 from sandboxes.events import OnEvent
 from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
 
 RECONNECTS = 3
 BACKOFF_S = 0.05
+ENGINE_BACKOFF_S = 1.0  # where the engine is needed to connect again, and does not answer: it may be restarting
 USAGE_S = 2.0
 ACK_DELAY_S = 0.5  # acknowledgements go with the next call, or after so long
 
@@ -70,9 +79,11 @@ class Sandbox:
         *,
         cap: int,
         queued_at: float,
+        session: str | None = None,
         on_event: OnEvent | None = None,
     ) -> Outcome:
         """Runs a call, through broken connections: the agent's own table makes a repeated `exec` join the first.
+        `session`: as for `AgentClient.execute`.
 
         Raises StateLost with what the engine says of the end, ChannelLost when it runs and cannot be reached, and what
         `AgentClient.execute` raises.
@@ -80,7 +91,9 @@ class Sandbox:
 
         def ask(client: AgentClient) -> Coroutine[None, None, Outcome]:
             self._send_acks(client)
-            return client.execute(attempt, digest, call, bound, cap=cap, queued_at=queued_at, on_event=on_event)
+            return client.execute(
+                attempt, digest, call, bound, cap=cap, queued_at=queued_at, session=session, on_event=on_event
+            )
 
         return await self._persist(ask)
 
@@ -129,9 +142,18 @@ class Sandbox:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     async def _persist(self, ask: Callable[[AgentClient], Coroutine[None, None, Outcome]]) -> Outcome:
+        sent = False
         for left in reversed(range(RECONNECTS + 1)):
             try:
-                return await ask(await self.client())
+                client = await self.client()
+                sent = True
+                return await ask(client)
+            except EngineUnavailable as error:
+                if not sent:
+                    raise
+                if not left:  # it runs, or it does not: nobody can say
+                    raise ChannelLost(f"transport lost, and {error.message}", sandbox=self.handle.sandbox_id) from error
+                await asyncio.sleep(ENGINE_BACKOFF_S)
             except ChannelStalled:
                 await self._fate()
                 raise
