@@ -127,8 +127,8 @@ def release(lease: str) -> None:
 
 
 def _be_as_a_host() -> None:
-    """Ray starts its workers as what may wait and may be killed first (nice 15, out-of-memory score 1000), and sandboxes
-    inherit that. Every sandbox takes a few descriptors. Threads that start later have what the first has."""
+    """Ray starts its workers as what may wait and may be killed first (nice 15, out-of-memory score 1000), and
+    sandboxes inherit that. Every sandbox takes a few descriptors. Threads that start later have what the first has."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

@@ -1,4 +1,4 @@
-"""What the tests of the cluster backend share: backends in a process on the edge of a cluster of `tests.support.cluster`.
+"""What the tests of the cluster backend share: backends in a process on the edge of a `tests.support.cluster`.
 
 Everything is below a directory that all machines see, by the same path. The owners are always the same, so that the
 nodes' NodeHosts, which are an owner's, are made once for many tests.

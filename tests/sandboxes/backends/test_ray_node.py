@@ -1,6 +1,6 @@
 """What runs on a node of the cluster, with real bubblewrap and real agents; its head and leases are the test's."""
 
-# ruff: noqa: ASYNC240 - these loops serve one test each
+# ruff: noqa: ASYNC110 - what these wait for tells nobody
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def connected(machine: Machine, handle: Handle) -> AgentClient:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(SOON_S):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.02)
 
 
@@ -262,9 +262,7 @@ async def test_a_drained_node_keeps_what_it_has_and_takes_nothing_new_over_its_r
 async def test_a_launch_that_is_given_up_leaves_nothing(machine: Machine) -> None:
     peer = await machine.start()
     with pytest.raises(EngineUnavailable):
-        await peer.call(
-            "launch", 0.002, key="k-1", workspace="w-1", lease="lease-1", spec=spec_fields(SMALL)
-        )
+        await peer.call("launch", 0.002, key="k-1", workspace="w-1", lease="lease-1", spec=spec_fields(SMALL))
     async with asyncio.timeout(SOON_S):
         while await peer.call("list", 10) or machine.node._relay.tasks - {asyncio.current_task()}:
             await asyncio.sleep(0.05)
