@@ -311,6 +311,8 @@ class _Connection(asyncio.Protocol):
                 raise BackendError(f"the node does not know {op[:40]!r}: its toolhost is of another version")
             answer = {"ok": await operation(arguments)}
         except SandboxError as error:
+            if isinstance(error, EngineUnavailable):
+                log.warning("%s: %s", op, error.message, exc_info=error.__cause__)
             answer = ray_wire.error_fields(error)
         except asyncio.CancelledError:
             answer = ray_wire.error_fields(EngineUnavailable("it was cancelled"))

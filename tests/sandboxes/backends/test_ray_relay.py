@@ -350,7 +350,7 @@ async def test_a_machine_that_refuses_is_told_from_one_that_is_silent(
     with pytest.raises(ray_peer.Unreachable) as refused:
         await ray_peer.attach(OWNER, Place("127.0.0.1", unused_tcp_port_factory(), NODE), ONE)
     assert refused.value.refused
-    monkeypatch.setattr(ray_peer, "CONNECT_S", 0.2)
+    monkeypatch.setattr(ray_peer, "GREET_S", 0.2)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
