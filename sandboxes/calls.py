@@ -10,6 +10,8 @@ What makes that true when the host dies at any moment:
   So the outcome goes to the caller while the commit is still under way: it can be fetched from the agent again.
 - The agent has its own table of attempts, so an `exec` repeated after a broken connection joins the first.
 - When the sandbox is lost, its unsettled attempts are settled as lost before another sandbox starts.
+- An attempt that is registered, and that the session's own sandbox does not know, has not run. It stays open in the
+  ledger: the same id again runs it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from sandboxes.errors import (
 )
 from sandboxes.events import ExecutionEvent, OnEvent, Queued, Started
 from sandboxes.keeper import Keeper
-from sandboxes.lifecycle import OVER, Phase, Transition
+from sandboxes.lifecycle import LIVE, OVER, Phase, Transition
 from sandboxes.receipts import lost_outcome, never_started_outcome, of_memory
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Run, Session
@@ -45,6 +47,11 @@ from sandboxes.starter import SessionOver, Starter
 from sandboxes.stores.base import AttemptRecord
 
 _CUT_SHORT = (Ending.KILLED, Ending.INTERRUPTED, Ending.TIMED_OUT)
+_NOT_REACHED = "the tool host stopped before this call reached the sandbox; nothing ran: the same attempt id runs it"
+
+
+class NotReached(Exception):
+    """The sandbox does not know an attempt that was taken over: what becomes of it is the ledger's to say."""
 
 
 class Calls:
@@ -69,27 +76,35 @@ class Calls:
             session.queue.append(run)
             run.task = asyncio.create_task(self._perform(session, run), name="call")
             run.task.add_done_callback(lambda task: self._ended(session, run, task))
-        elif run.digest != digest:
-            raise AttemptConflict(
-                "this attempt id was used before with other arguments; nothing ran: use a new id",
-                session=str(session.key),
-                attempt=attempt_id,
-            )
+        else:
+            self._check_digest(session, run, digest)
         if on_event is not None:
             run.listeners.append(_later(on_event))
         return run
 
-    async def wait(self, session: Session, run: Run) -> Outcome:
-        """Its outcome. Cancelling the last one who waits ends what runs, by the ladder. Raises SessionOver."""
+    async def wait(self, session: Session, run: Run, digest: str) -> Outcome:
+        """Its outcome, for who has arguments of this digest. Cancelling the last one who waits ends what runs, by the
+        ladder. Raises SessionOver and NotReached: it is to be begun again; AttemptConflict."""
         run.waiters += 1
         try:
-            return await self._watch(session, run)
+            outcome = await self._watch(session, run)
+            self._check_digest(session, run, digest)  # of one that was taken over it may not have been known before
+            return outcome
         except asyncio.CancelledError:
             if run.waiters == 1:
                 self.abandon(session, run, "cancel")
             raise
         finally:
             run.waiters -= 1
+
+    @staticmethod
+    def _check_digest(session: Session, run: Run, digest: str) -> None:
+        if run.digest and run.digest != digest:
+            raise AttemptConflict(
+                "this attempt id was used before with other arguments; nothing ran: use a new id",
+                session=str(session.key),
+                attempt=run.attempt_id,
+            )
 
     async def _watch(self, session: Session, run: Run) -> Outcome:
         assert run.task is not None
@@ -124,7 +139,8 @@ class Calls:
         """The outcome of an attempt of an open session. Raises AttemptUnknown, AttemptExpired, ChannelLost."""
         run = session.runs.get(attempt_id)
         if run is not None and run.task is not None:
-            return await self._watch(session, run) if run.outcome is None else run.outcome
+            with contextlib.suppress(NotReached):
+                return await self._watch(session, run) if run.outcome is None else run.outcome
         known = await self._keeper.store.attempt(session.key, attempt_id)
         if known is not None and (known.receipt is not None):
             return kept(known)
@@ -136,6 +152,8 @@ class Calls:
         except AttemptUnknown:
             if known is None:
                 raise
+            if sandbox is not None and known.incarnation == session.record.incarnation:
+                return never_started_outcome(session.record, known, self._keeper.clock.now(), _NOT_REACHED, cause=None)
             raise AttemptExpired("this attempt's result is no longer kept", attempt=attempt_id) from None
         self._note(session, outcome)
         run = Run(attempt_id, outcome.receipt.digest, None, outcome.receipt.queued_at, outcome=outcome)
@@ -181,11 +199,15 @@ class Calls:
             sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
             run.registered = True
             if execution.attempt_id:
-                registered = await self._keeper.store.register(self._keeper.record_of(session, run))
+                record = self._keeper.record_of(session, run)
+                registered = await self._keeper.store.register(record)
+                run.fresh = registered == record
                 if (known := self._settled(session, run, registered)) is not None:
                     return known
                 if session.phase is Phase.LOST:  # in this moment
                     sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
+                    if not run.fresh and (known := await self._known(session, run)) is not None:
+                        return known
             if run.cancelled:
                 return self._never_started(session, run, "the call was cancelled before its code ran")
             if session.phase in OVER:
@@ -196,7 +218,8 @@ class Calls:
     def _never_started(self, session: Session, run: Run, note: str, *, closed: bool = False) -> Outcome:
         keeper = self._keeper
         record = keeper.record_of(session, run)
-        run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note, closed=closed)
+        cause = Cause(CauseKind.SESSION_CLOSED if closed else CauseKind.CANCEL)
+        run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note, cause=cause)
         keeper.settle_soon(session, run)
         return run.outcome
 
@@ -234,7 +257,19 @@ class Calls:
             session.running = None
             if session.phase is Phase.RUNNING:
                 session.change(Transition.DONE)
-        return self._finish(session, run, outcome)
+        outcome = self._finish(session, run, outcome)
+        if outcome.state_lost_before is not None:  # a host that is killed now is not to tell it again
+            with contextlib.suppress(SandboxError):
+                await keeper.save(session)
+        return outcome
+
+    def given(self, session: Session, outcome: Outcome) -> None:
+        """Somebody has got an outcome that was fetched after a restart: the loss that it tells is told."""
+        told, pending = outcome.state_lost_before, session.record.lost_reason
+        current = session.phase in LIVE and outcome.receipt.epoch == session.record.epoch
+        if current and pending is not None and told == pending:
+            session.update(lost_reason=None)
+            self._keeper.save_soon(session)
 
     def _finish(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
         keeper = self._keeper
@@ -245,10 +280,13 @@ class Calls:
             receipt = dataclasses.replace(receipt, ending=Ending.KILLED, state=State.LOST, cause=cause)
             outcome = dataclasses.replace(outcome, notes=(_ended_note(session),))
         outcome = dataclasses.replace(outcome, receipt=receipt)
-        if session.record.lost_reason is not None and receipt.ending is not Ending.LOST:
-            outcome = dataclasses.replace(outcome, state_lost_before=session.record.lost_reason)
-            session.update(lost_reason=None)
-            keeper.save_soon(session)  # it is not to be told again
+        reason = session.record.lost_reason
+        if reason is not None and receipt.ending is not Ending.LOST:
+            if receipt.epoch > session.lost_epoch:
+                outcome = dataclasses.replace(outcome, state_lost_before=reason)
+                session.update(lost_reason=None)
+            elif receipt.state is State.LOST:  # the loss befell this one, and it says so itself
+                session.update(lost_reason=None)
         self._note(session, outcome)
         run.outcome = outcome
         keeper.observer.execution_ended(session.key, receipt)
@@ -340,10 +378,10 @@ class Calls:
                     raise
                 outcome = self._lost(session, run, error, [])
             except AttemptUnknown:
-                note = "the host stopped before this call reached the sandbox; nothing ran"
-                outcome = never_started_outcome(
-                    session.record, keeper.record_of(session, run), keeper.clock.now(), note
-                )
+                if await keeper.store.attempt(session.key, run.attempt_id) is not None:
+                    raise NotReached from None
+                attempt = keeper.record_of(session, run)  # of an id that the host minted: nobody sends it again
+                outcome = never_started_outcome(session.record, attempt, keeper.clock.now(), _NOT_REACHED, cause=None)
             finally:
                 session.running = None
                 if session.phase is Phase.RUNNING:
@@ -351,10 +389,9 @@ class Calls:
             if not run.digest:
                 run.digest = outcome.receipt.digest
             run.queued_at = outcome.receipt.queued_at
-            lost_reason = session.record.lost_reason
             outcome = self._finish(session, run, outcome)
-            if lost_reason is not None:  # nobody reads this outcome now: the next one tells
-                session.update(lost_reason=lost_reason)
+            if outcome.state_lost_before is not None and not run.waiters:  # nobody may ever read it: the next one tells
+                session.update(lost_reason=outcome.state_lost_before)
             return outcome
 
     @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from sandboxes.admission import Admission
 from sandboxes.adoption import Adopted, adopt
 from sandboxes.backends.base import Backend
-from sandboxes.calls import Calls, kept
+from sandboxes.calls import Calls, NotReached, kept
 from sandboxes.clock import Clock, SystemClock
 from sandboxes.engine import Engine
 from sandboxes.errors import AttemptUnknown, CallRefused, SandboxError, SessionUnknown
@@ -170,7 +170,9 @@ class SessionManager:
         session = self._keeper.sessions.get(key)
         if session is not None and session.phase not in OVER:
             try:
-                return await self._calls.collect(session, attempt_id)
+                outcome = await self._calls.collect(session, attempt_id)
+                self._calls.given(session, outcome)
+                return outcome
             except SessionOver:
                 raise AttemptUnknown("the session closed before this attempt ran", session=str(key)) from None
         if session is not None:
@@ -193,7 +195,7 @@ class SessionManager:
 
         async def info(session: Session) -> SessionInfo:
             async with gate:
-                return session.info(await self._usage(session))
+                return await self._info(session)
 
         infos = list(await asyncio.gather(*(info(session) for session in live)))
         if which.include_closed:
@@ -208,7 +210,7 @@ class SessionManager:
         """One session, or the last closed one of its key. Raises SessionUnknown."""
         session = self._keeper.sessions.get(key)
         if session is not None:
-            return session.info(await self._usage(session))
+            return await self._info(session)
         record = await self._store.get(key)
         if record is None:
             raise SessionUnknown("no session of this key is known", session=str(key))
@@ -251,9 +253,17 @@ class SessionManager:
         sandbox = session.sandbox
         if sandbox is None:
             return session.record.epoch  # the next call starts a fresh one anyway
-        epoch = await (await sandbox.client()).restart()
+        client = await sandbox.client()
         reason = "the operator restarted the interpreter; variables are lost, files are kept"
-        session.update(epoch=max(session.record.epoch, epoch), lost_reason=reason)
+        session.lost_epoch = await client.epoch()
+        session.update(lost_reason=reason)
+        try:
+            epoch = await client.restart()
+        except SandboxError:
+            if session.record.lost_reason == reason:
+                session.update(lost_reason=None)
+            raise
+        session.update(epoch=max(session.record.epoch, epoch))
         self._keeper.save_soon(session)
         return epoch
 
@@ -300,7 +310,11 @@ class SessionManager:
             run = self._calls.begin(session, execution, on_event)
             attachment.runs.append((session, run))
             try:
-                return await self._calls.wait(session, run)
+                outcome = await self._calls.wait(session, run, execution.digest())
+                self._calls.given(session, outcome)
+                return outcome
+            except NotReached:
+                continue
             except SessionOver:
                 if attachment.cleanups != cleanups:
                     raise CallRefused("the session was cleaned up while this call waited; it did not run") from None
@@ -345,6 +359,10 @@ class SessionManager:
         if session is None or session.phase in OVER:
             raise SessionUnknown("no open session of this key is known", session=str(key))
         return session
+
+    async def _info(self, session: Session) -> SessionInfo:
+        usage, handle = await self._usage(session), session.record.handle
+        return session.info(usage, None if handle is None else self._backend.title(handle))
 
     async def _usage(self, session: Session) -> Usage | None:
         if session.sandbox is None or session.phase not in LIVE:

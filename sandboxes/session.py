@@ -32,6 +32,7 @@ class Run:
     waiters: int = 0
     listeners: list[OnEvent] = field(default_factory=list)
     registered: bool = False  # it may run, or has; before that it can be taken back
+    fresh: bool = False  # the ledger did not have it before: it has run nowhere yet
     cancelled: bool = False
     outcome: Outcome | None = None
 
@@ -50,6 +51,7 @@ class SessionInfo:
     waiting: int = 0
     running: str | None = None  # attempt id
     usage: Usage | None = None
+    sandbox: str | None = None  # what people find it by
 
     @property
     def live(self) -> SessionRecord:
@@ -78,6 +80,8 @@ class Session:
         self.saving = asyncio.Lock()
         self.dirty = False
         self.disposal: asyncio.Task[None] | None = None  # of a lost sandbox, before another is started
+        self.lost_epoch = 0  # `lost_reason` is of this one's end, where it is known: a later one tells
+        self.losses_open = False  # the ledger could not be told yet what a lost sandbox took with it
         self.closed = asyncio.Event()
         self.end_note: str | None = None  # what a call that is cut off by the closing is told
         self._on_change = on_change
@@ -126,7 +130,7 @@ class Session:
         self.record = dataclasses.replace(self.record, **fields)  # type: ignore[arg-type]  # named fields of a record
         self.dirty = True
 
-    def info(self, usage: Usage | None = None) -> SessionInfo:
+    def info(self, usage: Usage | None = None, sandbox: str | None = None) -> SessionInfo:
         return SessionInfo(
             record=self.current(),
             phase=self.phase,
@@ -134,6 +138,7 @@ class Session:
             waiting=len(self.queue),
             running=self.running.attempt_id if self.running else None,
             usage=usage,
+            sandbox=sandbox,
         )
 
 

@@ -5,6 +5,8 @@ Above: `services`, `doctor`. Below: `config`, sandboxes' public API. Engines' li
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from contextlib import closing
 from functools import partial
@@ -112,6 +114,15 @@ def ray_environment(settings: Settings) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
+def ray_address(settings: Settings) -> str:
+    """Of the head: as set, or of the cluster that `toolhost cluster up` has joined with this state directory, or
+    "auto", which is what Ray itself finds on this machine."""
+    if settings.ray.address == "auto":
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads((settings.state_dir / "cluster" / "node.json").read_text())["address"])
+    return settings.ray.address
+
+
 def _ray(settings: Settings, owner: Owner) -> Backend:
     from sandboxes.backends.ray import RayBackend
     from sandboxes.backends.ray_names import LocalSettings, NodeSettings
@@ -119,7 +130,7 @@ def _ray(settings: Settings, owner: Owner) -> Backend:
     ray = settings.ray
     return RayBackend(
         owner=owner,
-        address=ray.address,
+        address=ray_address(settings),
         environment=ray_environment(settings),
         node=NodeSettings(
             owner_file=str((ray.owner_file or settings.state_dir / "owner").absolute()),

@@ -31,7 +31,7 @@ from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
 from toolhost.telemetry import LogObserver
-from toolhost.tracing import traces
+from toolhost.tracing import Traces, traces
 
 if TYPE_CHECKING:
     from toolhost.gateway.service import Gateway
@@ -69,6 +69,7 @@ class Services:
     backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
     counts: Callable[[], Mapping[str, int]] | None = None  # of sessions by phase, where the manager counts them
     gateway: Gateway | None = None  # /v1/responses in this process
+    traces: Traces | None = None  # where the settings ask for them
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
 
@@ -115,9 +116,9 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     """Raises ConfigurationError. `sessions`: another session manager than the one that the settings describe."""
     auth = authentication.Authenticator(settings)  # before anything else: an open bind must not start at all
     namespaces = registry.create(settings)
-    metrics = Metrics()
+    metrics, traced = Metrics(), traces(settings)
     if sessions is not None:
-        return Services(settings, sessions, namespaces, auth, metrics)
+        return Services(settings, sessions, namespaces, auth, metrics, traces=traced)
     owner = _owner(settings)
     backend = create_backend(settings, owner)
     manager = SessionManager(
@@ -125,7 +126,7 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         store=SqliteStore(settings.state_dir / "ledger.sqlite"),
         owner=owner,
         settings=manager_settings(settings),
-        observer=Observers(LogObserver(), metrics, *traces(settings)),
+        observer=Observers(LogObserver(), metrics, *([] if traced is None else [traced])),
     )
 
     def counts() -> Mapping[str, int]:
@@ -133,7 +134,7 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
 
     metrics.watch(counts)
     gateway = _gateway(settings, namespaces, manager, metrics.registry) if settings.gateway.enabled else None
-    return Services(settings, manager, namespaces, auth, metrics, backend, counts, gateway)
+    return Services(settings, manager, namespaces, auth, metrics, backend, counts, gateway, traced)
 
 
 def _gateway(

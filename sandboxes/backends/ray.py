@@ -76,7 +76,7 @@ class RayBackend(Backend):
     async def open(self, *, launching: bool = True) -> None:
         await self._leases.open()
         try:
-            await self._nodes.open()
+            await self._nodes.open(launching=launching)
         except BaseException:
             await self.close()
             raise

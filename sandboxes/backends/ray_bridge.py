@@ -61,7 +61,7 @@ class Bridge:
                 configure_logging=False,
             )
         except Exception as error:
-            raise EngineUnavailable(f"no connection to the Ray cluster {address}: {short(error)}") from error
+            raise EngineUnavailable(f"no connection to the Ray cluster {address}: {reason(error)}") from error
         return {"version": ray.__version__}
 
     def nodes(self, again: list[str]) -> list[dict[str, Any]]:
@@ -218,6 +218,19 @@ def environment_from(fields: dict[str, Any]) -> Environment:
         fields["python_version"],
         fields["search_path"],
     )
+
+
+def reason(error: BaseException) -> str:
+    """Why Ray does not connect, and what to do where that is known. Ray's own first line names no cause."""
+    causes: list[BaseException] = [error]
+    while (before := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(before)
+    said = "\n".join(str(cause) for cause in causes)
+    if "InvalidAuthToken" in said or "AuthenticationError" in said:
+        return "the head refused the token, or there is none here; it is the same file on every machine"
+    if "Version mismatch" in said:
+        return f"versions differ: {' '.join(said[said.index('The cluster was started') :].split())[:250]}"
+    return short(error)
 
 
 def short(error: BaseException) -> str:

@@ -6,6 +6,7 @@ Above: every other `ray_*` module. Below: nothing of Ray.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -97,6 +98,7 @@ class NodeInfo:
     capacity: int = 0
     sandboxes: int = 0
     problem: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)  # of Python, Ray and toolhost; empty when not known
 
 
 def namespace(owner: Owner) -> str:

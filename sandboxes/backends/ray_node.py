@@ -23,6 +23,7 @@ from sandboxes.backends.base import Backend, Channel, Life
 from sandboxes.backends.ray_feed import Feed
 from sandboxes.backends.ray_names import NAME, NodeSettings, Place, loaded, stored
 from sandboxes.backends.ray_relay import Operation, Relay
+from sandboxes.backends.ray_versions import versions
 from sandboxes.errors import BackendError, EngineUnavailable, NoCapacity, SandboxError
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, Limits, SandboxSpec
@@ -231,6 +232,7 @@ class Node:
             "capacity": self._capacity,
             "sandboxes": len(self._feed.handles),
             "problem": self.problem,
+            "versions": versions(),
             "differences": sorted(self._local.differences) if self._opened else [],
         }
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandboxes.backends.base import Problem
@@ -45,6 +46,7 @@ class Entry:
     draining: bool = False
     sandboxes: int = 0
     differences: frozenset[str] = frozenset()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Nodes:
@@ -60,10 +62,10 @@ class Nodes:
         self._refreshing: asyncio.Task[None] | None = None
         self.fresh = False
 
-    async def open(self) -> None:
+    async def open(self, *, launching: bool = True) -> None:
         """Waits until the nodes there are have started, or say why they cannot.
 
-        Raises IsolationUnavailable when none of them can, EngineUnavailable.
+        Raises EngineUnavailable, and with `launching` IsolationUnavailable when none of them can.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OPEN_S
@@ -74,7 +76,7 @@ class Nodes:
                 break
             await asyncio.sleep(START_PAUSE_S)
         problems = [entry.problem for entry in self._entries.values() if entry.problem]
-        if problems and len(problems) == len(self._entries):
+        if launching and problems and len(problems) == len(self._entries):
             raise IsolationUnavailable(f"no node of the cluster takes sessions: {problems[0]}")
         for problem in problems:
             log.warning("%s", problem)
@@ -108,6 +110,7 @@ class Nodes:
                 capacity=entry.capacity,
                 sandboxes=entry.sandboxes,
                 problem=entry.problem,
+                versions=entry.versions,
             )
             for entry in sorted(self._entries.values(), key=lambda entry: (entry.host, entry.id))
         ]
@@ -273,6 +276,7 @@ class Nodes:
             sandboxes=int(said["sandboxes"]),
             problem=str(said["problem"]),
             differences=frozenset(said["differences"]),
+            versions={str(name): str(value) for name, value in said.get("versions", {}).items()},
         )
 
     async def _keep(self) -> None:

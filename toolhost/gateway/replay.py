@@ -25,6 +25,9 @@ _CALL_DELTAS = {
     "response.code_interpreter_call_code.delta": "code",
 }
 
+DELTAS = frozenset({*_TEXT_DELTAS, *_CALL_DELTAS})
+"""Events that only add to what is there."""
+
 
 class Replay:
     """What a log says so far."""

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from toolhost.config import GatewaySettings
 from toolhost.gateway import items as client_items
+from toolhost.gateway.arrivals import Arrivals
 from toolhost.gateway.conversations import Conversations, Place
 from toolhost.gateway.counts import Counts
 from toolhost.gateway.errors import ApiError, bad_request, not_found, of_loop
@@ -101,6 +102,7 @@ class Gateway:
         self.conversations = Conversations(parts.store, settings.ttl_s, settings.session_ttl_s, parts.clock)
         self._keep = Keep(parts.store, self.conversations, settings.ttl_s, settings.lease_s)
         self._registry = StoredRegistry(parts.store, settings.ttl_s)
+        self._arrivals = Arrivals(self._registry, parts.clock)
         self._approvals = StoredApprovals(parts.store, settings.ttl_s)
         self._remote = RemoteServers(settings.remote_servers)
         self._fitter = Fitter(parts.model, settings.context_tokens)
@@ -203,12 +205,14 @@ class Gateway:
             # It is not a turn of the chain, so it takes nobody's session away: it shares the one that is there.
             found = await self.conversations.find(unit.id)
             unit = unit if found is None else found
+        history = await self._history(unit, place.turns)
+        fresh = await self._arrivals.judged(place.turns, history, fresh)
         asked = Asked(
             id=ident,
             principal=principal,
             body=body,
             fresh=client_items.for_model(fresh, principal, self._parts.sealer),
-            history=await self._history(unit, place.turns),
+            history=history,
             session=named or Session(unit.container.id, unit.container.session),
             note=note if named is None and stateful(body.tools) else "",
             summary=unit.summary if body.truncation == "auto" else "",
@@ -229,7 +233,10 @@ class Gateway:
         return self._made(record, asked)
 
     async def _history(self, unit: Unit, turns: Sequence[str]) -> list[list[Item]]:
-        return await self.conversations.history(unit, turns) if turns else []
+        """The messages of these turns, a list for each."""
+        if not turns:
+            return []
+        return await self._arrivals.usable(turns, await self.conversations.history(unit, turns))
 
     def _made(self, record: ResponseRecord, asked: Asked) -> Run:
         return Run(record, asked, self._keep if asked.body.store else None)
@@ -356,7 +363,7 @@ class Gateway:
         row = await self.store.get(trace_key(ident))
         if row is None:
             raise not_found("Trace", ident)
-        return row.data
+        return {**row.data, "calls": await Ledger(self._registry).query(ident)}
 
 
 def _request(asked: Asked) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +25,12 @@ from toolhost.loop.models.base import (
 from toolhost.loop.output_items import Event, Message, OutputItem, Reasoning
 from toolhost.loop.steps import ModelCall, Outcome, parse_arguments
 from toolhost.loop.tools import ClientFunction, HostedTool, Toolbox
-from toolhost.loop.transcript import UNKNOWN_LABEL, Item, call_item
+from toolhost.loop.transcript import UNKNOWN_LABEL, Item, call_item, call_suffix
 
 
 @dataclass
 class OpenCall:
-    """A call being read. `suffix` is the random part that its ids share."""
+    """A call being read. `suffix` is the part that its ids share (`transcript.call_suffix`)."""
 
     suffix: str
     call_id: str
@@ -76,6 +77,7 @@ class RoundReader:
         self._thought = ""
         self._refusal_text = ""
         self._calls: dict[int, OpenCall] = {}
+        self._round_id = ""
         self._replayed: list[Item] = []
         self._end = RoundEnd("truncated")
         self.text = ""
@@ -158,12 +160,15 @@ class RoundReader:
         tokens = self._end.usage.output_tokens
         return Outcome(self._end.stop, bool(self.text), calls, tokens, self.refusal is not None)
 
-    def transcript(self) -> list[Item]:
-        """The round as the model should see it again: thoughts, text, calls."""
+    def transcript(self, waiting: Collection[str] = ()) -> list[Item]:
+        """The round as the model should see it again: thoughts, text, calls; those in `waiting` were not executed."""
         items = list(self._replayed)
         if self.text and self.refusal is None:
             items.append({"type": "message", "role": "assistant", "content": self.text})
-        return items + [call_item(call.call_id, _wire_name(call.name), call.arguments) for call in self.calls]
+        return items + [
+            call_item(one.call_id, _wire_name(one.name), one.arguments, one.call_id not in waiting)
+            for one in self.calls
+        ]
 
     def _think(self, text: str) -> list[Event]:
         if not text:
@@ -216,8 +221,9 @@ class RoundReader:
             if self._wanted is not None and len(self._calls) >= self._wanted:
                 self.surplus += 1
                 return []
-            minted = self._ids.new("call")
-            call = self._calls[delta.key] = OpenCall(minted.partition("_")[2], minted)
+            self._round_id = self._round_id or self._ids.new("call").partition("_")[2]
+            suffix = call_suffix(self._round_id, len(self._calls))
+            call = self._calls[delta.key] = OpenCall(suffix, f"call_{suffix}")
         if delta.call_id and delta.call_id not in self._used and not call.routed:
             call.call_id = delta.call_id
         if delta.name and delta.name != call.name and not call.routed:
@@ -243,7 +249,7 @@ class RoundReader:
                 call.call_id = f"call_{call.suffix}"
             self._used.add(call.call_id)
             call.name = route.name
-            call.item, events = self._emitter.function_call(call.call_id, route.name)
+            call.item, events = self._emitter.function_call(f"fc_{call.suffix}", call.call_id, route.name)
             return events
         # A hosted call's ids are ours: models repeat theirs.
         call.call_id = f"call_{call.suffix}"

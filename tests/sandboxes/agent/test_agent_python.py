@@ -245,6 +245,56 @@ def test_restart_kills_what_runs_and_answers_with_the_new_epoch(link: Link) -> N
     assert answers["ok"]["epoch"] == 2
 
 
+def test_a_call_that_comes_while_a_restart_kills_runs_in_the_next_interpreter(link: Link, agent: Agent) -> None:
+    link.run("x = 1")
+    for number in range(2, 12):
+        link.send("restart")
+        result = link.run("'x' in globals()")
+        assert (result["receipt"]["ending"], result["value"], result["receipt"]["epoch"]) == ("ok", "False", number)
+
+
+ENDED_BY_THE_LADDER = """
+import os, signal, subprocess, time
+own = subprocess.Popen(['sh', '-c', 'exit 3'])
+while os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None: pass
+for _ in range(5):
+    if os.fork() == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        open(f'ready{os.getpid()}', 'w').close()
+        time.sleep(300)
+while len([name for name in os.listdir() if name.startswith('ready')]) < 5: pass
+try:
+    open('waiting', 'w').close()
+    time.sleep(300)
+except KeyboardInterrupt:
+    time.sleep(300)
+"""
+ZOMBIES = """
+found = []
+for pid in filter(str.isdigit, os.listdir('/proc')):
+    try:
+        stat = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()
+    except OSError:
+        continue
+    if stat[0] == 'Z' and int(stat[1]) == os.getpid():
+        found.append(int(pid))
+[pid for pid in found if pid != own.pid], own.wait()
+"""
+
+
+def test_children_that_an_interrupt_ended_are_reaped_and_what_ended_before_is_the_codes_to_ask(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, grace_s=2.0)
+    link = agent.claimed()
+    attempt, ident = link.submit(ENDED_BY_THE_LADDER, digest="d")
+    assert eventually((agent.data / "waiting").exists)
+    link.send("cancel", attempt=attempt, why="operator")
+    result = link.until("result", ident=ident)
+    assert (result["receipt"]["ending"], result["receipt"]["state"]) == ("interrupted", "kept"), result
+    assert result["receipt"]["cause"]["rung"] == "second_interrupt"
+    assert link.run(ZOMBIES, digest="d")["value"] == "([], 3)"
+    assert agent.close() == ""
+
+
 def test_an_interpreter_that_cannot_start_is_said_so_with_its_words(tmp_path: Path) -> None:
     agent = Agent(tmp_path, interpreter=["/bin/sh", "-c", "echo no python here; exit 5"])
     link = agent.claimed()
