@@ -273,6 +273,8 @@ class RayBackend(Backend):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LOOK_S
         while True:
+            if self._nodes.over(_place(handle)):
+                raise NodeGone(GONE, sandbox=handle.sandbox_id)
             try:
                 return await ask()
             except Unreachable as error:

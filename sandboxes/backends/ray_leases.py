@@ -95,8 +95,9 @@ class Leases:
             await asyncio.gather(self._running, return_exceptions=True)
             self._running = None
 
-    async def nodes(self) -> list[dict[str, Any]]:
-        found = await self._call("nodes", CALL_S)
+    async def nodes(self, again: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """The nodes that take sessions. `again`: ids of those that must be asked anew where they are."""
+        found = await self._call("nodes", CALL_S, again=list(again))
         return [node for node in found if isinstance(node, dict)]
 
     async def lease(self, name: str, avoid: Sequence[str] = ()) -> Lease:

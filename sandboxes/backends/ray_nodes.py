@@ -143,12 +143,16 @@ class Nodes:
         Its machine says so itself, when nothing listens at the ports of its relay and of Ray any more (a NodeHost alone
         that has died is back soon); or the head does.
         """
-        seen = self._seen.get(place.node)
-        if seen is None:
-            return False
-        if self.fresh and not any(ident.startswith(place.node) for ident in self._entries):
+        if self.over(place):
             return True
-        return refused and await _refused(*seen)
+        seen = self._seen.get(place.node)
+        return refused and seen is not None and await _refused(*seen)
+
+    def over(self, place: Place) -> bool:
+        """Whether the head has given up a node that this host has seen."""
+        if not self.fresh or place.node not in self._seen:
+            return False
+        return not any(ident.startswith(place.node) for ident in self._entries)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -225,8 +229,9 @@ class Nodes:
             await self.refresh()
 
     async def _refresh(self) -> None:
+        again = [entry.id for entry in self._entries.values() if entry.problem or entry.place is None]
         try:
-            found = await self._leases.nodes()
+            found = await self._leases.nodes(again)
         except SandboxError:
             self.fresh = False
             raise
@@ -235,8 +240,10 @@ class Nodes:
             self._seen[entry.id[:SHORT]] = (entry.host, entry.raylet)
         while len(self._seen) > FORGET:
             del self._seen[next(iter(self._seen))]
-        self._entries = {entry.id: entry for entry in await asyncio.gather(*(self._status(e) for e in entries))}
+        # Who is there is known now; what each says of itself may take a while.
+        self._entries = {entry.id: self._as_before(entry) for entry in entries}
         self.fresh = True
+        self._entries = {entry.id: entry for entry in await asyncio.gather(*(self._status(e) for e in entries))}
         places = {entry.place for entry in entries}
         for place in [place for place in self._peers if place not in places]:
             await self._peers.pop(place).close()
@@ -251,6 +258,10 @@ class Nodes:
             place=Place.parse(place) if place else None,
             problem=str(fields.get("problem") or ("" if place else "its NodeHost has not started yet")),
         )
+
+    def _as_before(self, entry: Entry) -> Entry:
+        known = self._entries.get(entry.id)
+        return entry if known is None or known.place != entry.place else known
 
     async def _status(self, entry: Entry) -> Entry:
         if entry.place is None:
