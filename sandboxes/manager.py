@@ -253,19 +253,24 @@ class SessionManager:
         sandbox = session.sandbox
         if sandbox is None:
             return session.record.epoch  # the next call starts a fresh one anyway
+        with session.until_closed():
+            epoch = await self._restart(session, sandbox)
+        session.update(epoch=max(session.record.epoch, epoch))
+        self._keeper.save_soon(session)
+        return epoch
+
+    @staticmethod
+    async def _restart(session: Session, sandbox: Sandbox) -> int:
         client = await sandbox.client()
         reason = "the operator restarted the interpreter; variables are lost, files are kept"
         session.lost_epoch = await client.epoch()
         session.update(lost_reason=reason)
         try:
-            epoch = await client.restart()
+            return await client.restart()
         except SandboxError:
             if session.record.lost_reason == reason:
                 session.update(lost_reason=None)
             raise
-        session.update(epoch=max(session.record.epoch, epoch))
-        self._keeper.save_soon(session)
-        return epoch
 
     async def mint(self, principal: str, ttl_s: float | None = None) -> SessionKey:
         """A new retained session's key: a bearer secret. It has a record, and no sandbox before its first call."""

@@ -7,13 +7,15 @@ Only the event loop's thread touches it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sandboxes.admission import Slot
+from sandboxes.errors import SandboxError, SessionUnknown
 from sandboxes.events import ExecutionEvent, OnEvent
-from sandboxes.lifecycle import Changed, Lifecycle, Phase, Transition
+from sandboxes.lifecycle import OVER, Changed, Lifecycle, Phase, Transition
 from sandboxes.resources import Resource
 from sandboxes.sandbox import Sandbox
 from sandboxes.spec import Execution, Outcome, Retention, SessionKey, Usage
@@ -115,6 +117,17 @@ class Session:
         if transition not in (Transition.CALL, Transition.DONE):  # these are not recorded: the agent knows them
             self.update(phase=changed.target.value)
         self._on_change(self, changed)
+
+    @contextlib.contextmanager
+    def until_closed(self) -> Iterator[None]:
+        """For work with its sandbox. What fails because the session was closed meanwhile raises SessionUnknown, as it
+        would have a moment later."""
+        try:
+            yield
+        except SandboxError as error:
+            if self.phase not in OVER or isinstance(error, SessionUnknown):
+                raise
+            raise SessionUnknown("the session was closed meanwhile", session=str(self.key)) from error
 
     def touch(self, now: float) -> None:
         """It is used now."""

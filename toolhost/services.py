@@ -146,11 +146,12 @@ def _gateway(
     try:
         from toolhost.gateway.assembly import assemble
         from toolhost.gateway.counts import Counts
-        from toolhost.tool_factory import OwnFiles, ToolFactory
+        from toolhost.tool_factory import OwnCitations, OwnFiles, ToolFactory
     except ImportError as error:
         raise ConfigurationError("--gateway needs more packages: pip install 'toolhost[gateway]'") from error
     factory = ToolFactory(namespaces, sessions.attach, settings)
-    return assemble(settings.gateway, settings.state_dir, factory, OwnFiles(sessions.files, settings), Counts(registry))
+    files, citations = OwnFiles(sessions.files, settings), OwnCitations(sessions.resource_parts)
+    return assemble(settings.gateway, settings.state_dir, factory, files, citations, Counts(registry))
 
 
 @contextmanager

@@ -629,6 +629,21 @@ async def test_a_restart_by_the_operator_is_told_once_by_the_call_that_it_ended_
     assert (after.receipt.ending, after.state_lost_before) == (Ending.RAISED, None), "it was told already"
 
 
+async def test_work_that_a_closing_cuts_off_says_that_the_session_was_closed(world: World) -> None:
+    manager = await world.manager()
+    for number, work in enumerate((manager.restart, lambda key: manager.files(key).list())):
+        at = attach(manager, f"s{number}")
+        await run(at, "x = 1")
+        (sandbox,) = world.sandboxes
+        sandbox.agent.mute = True
+        cut = asyncio.create_task(work(at.key))  # type: ignore[arg-type]  # a coroutine each
+        await asyncio.sleep(0.01)
+        assert await manager.close_session(at.key)
+        with pytest.raises(SessionUnknown, match="closed meanwhile"):
+            await cut
+        await world.empty()
+
+
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -921,6 +936,21 @@ async def test_health_is_checked_once_for_many_and_again_after_a_while(world: Wo
         with pytest.raises(EngineUnavailable):
             await manager.health()
     assert world.engine.calls["launch"] == 2
+    del world.engine.fails["launch"]
+    await world.clock.advance(1.1)  # a failure is kept for less
+    await manager.health()
+    assert world.engine.calls["launch"] == 3
+    await world.empty()
+
+
+async def test_a_check_that_hangs_is_a_failure_of_its_own_and_the_next_is_not_kept_waiting_by_it(world: World) -> None:
+    manager = await world.manager(health_s=0.05)
+    world.engine.delays_s["launch"] = 3600.0
+    with pytest.raises(EngineUnavailable, match=r"did not end in 0\.05 s"):
+        await manager.health()
+    world.engine.delays_s.clear()
+    await world.clock.advance(1.1)
+    await manager.health()
     await world.empty()
 
 

@@ -14,15 +14,17 @@ PATH = shutil.which("redis-server")
 
 
 class RedisServer:
-    """Started by the constructor, ended by `stop`."""
+    """Started by the constructor, ended by `stop`; `start` begins an empty one on the same port."""
 
     def __init__(self, directory: Path) -> None:
         assert PATH is not None
         self.port = free_port()
         command = [PATH, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self.process = subprocess.Popen(
-            [*command, "--dir", str(directory)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._command = [*command, "--dir", str(directory)]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while True:
             try:

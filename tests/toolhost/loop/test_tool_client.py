@@ -119,7 +119,7 @@ async def test_cancelling_a_call_tells_the_server(tool_server: McpToolServer, do
 async def test_a_session_over_http_outlives_a_server_that_has_forgotten_it(
     tool_server: McpToolServer, double: Double
 ) -> None:
-    """The new server answers 404 with an error of its own wording: it took nothing, so the call is asked again there."""
+    """The new server answers 404 with an error of its own wording: it took nothing, so the call is asked again."""
     async with tool_server.new_session("files", "resp_1") as session:
         await session.call_tool("write", {"n": 1})
         await double.kill()

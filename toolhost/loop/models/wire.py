@@ -71,6 +71,9 @@ class Wire:
             )
         try:
             data = json.dumps(dict(body), separators=(",", ":"), allow_nan=False).encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ModelError(f"the request cannot be written as JSON: {error}", "invalid_prompt") from error
+        try:
             async with self._session.post(f"{self._base}{path}", data=data, allow_redirects=False) as response:
                 if response.status >= 300:
                     raise _refused(response.status, await response.content.read(_MAX_ERROR_BYTES))
