@@ -45,12 +45,12 @@ class NoCapacity(BackendError):
         self.retry_after_s = retry_after_s
 
 
-class NodeGone(BackendError):
-    """The node that ran the sandbox is gone, and its state with it."""
-
-
 class StateLost(BackendError):
     """The sandbox is gone, or another instance answers in its place: variables are lost."""
+
+
+class NodeGone(StateLost):
+    """The node that ran the sandbox is gone, and with it variables and files."""
 
 
 class SandboxOutOfMemory(StateLost):
@@ -116,6 +116,10 @@ class IllegalTransition(SandboxError):
 
 class StoreConflict(SandboxError):
     """A compare-and-set found another value than the expected one."""
+
+
+class SessionHeld(StoreConflict):
+    """Another replica that lives has this session in use."""
 
 
 class StoreUnavailable(SandboxError):

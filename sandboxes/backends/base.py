@@ -55,9 +55,14 @@ class Problem:
 
 
 class Backend(abc.ABC):
-    """One way to isolate. Created by the composition root, opened and closed by it."""
+    """One way to isolate. Created by the composition root, opened and closed by it.
+
+    `shared`: several hosts (replicas) use the same sandboxes at once. Then `launch`, `lookup` and `connect` mean the same
+    from each of them, `list_owned` lists those of all, and a handle names its node.
+    """
 
     name: str
+    shared: bool = False
 
     @abc.abstractmethod
     async def open(self, *, launching: bool = True) -> None:
