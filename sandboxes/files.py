@@ -15,9 +15,8 @@ from sandboxes.agent import wire
 from sandboxes.client import AgentClient
 from sandboxes.errors import CallRefused, SandboxError, SessionUnknown, WireError
 from sandboxes.keeper import Keeper
-from sandboxes.lifecycle import OVER
 from sandboxes.spec import SessionRequest
-from sandboxes.starter import Starter
+from sandboxes.starter import SessionOver, Starter
 
 UPLOADS = ".uploads"  # where the agent keeps what is not complete yet
 
@@ -89,17 +88,21 @@ class SessionFiles:
         await (await self._client()).remove_file(path)
 
     async def _client(self, *, create: bool = False) -> AgentClient:
-        session = self._keeper.sessions.get(self._request.key)
-        if session is None or session.phase in OVER:
-            if not create:
-                raise SessionUnknown("no open session of this key is known", session=str(self._request.key))
-            session = await self._keeper.open(self._request)
-        session.touch(self._keeper.clock.now())
-        sandbox = session.sandbox
-        if sandbox is None or not sandbox.connected:
-            async with session.turn:
-                sandbox = await self._starter.ensure(session, lambda position: None)
-        return await sandbox.client()
+        while True:
+            session = await self._keeper.reach(self._request.key)
+            if session is None:
+                if not create:
+                    raise SessionUnknown("no open session of this key is known", session=str(self._request.key))
+                session = await self._keeper.open(self._request)
+            session.touch(self._keeper.clock.now())
+            sandbox = session.sandbox
+            try:
+                if sandbox is None or not sandbox.connected:
+                    async with session.turn:
+                        sandbox = await self._starter.ensure(session, lambda position: None)
+                return await sandbox.client()
+            except SessionOver:
+                await session.closed.wait()
 
 
 async def _send(client: AgentClient, path: str, upload: str, pieces: AsyncIterable[bytes], max_bytes: int) -> int:

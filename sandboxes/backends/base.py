@@ -57,8 +57,9 @@ class Problem:
 class Backend(abc.ABC):
     """One way to isolate. Created by the composition root, opened and closed by it.
 
-    `shared`: several hosts (replicas) use the same sandboxes at once. Then `launch`, `lookup` and `connect` mean the same
-    from each of them, `list_owned` lists those of all, and a handle names its node.
+    `shared`: several hosts (replicas) use the same sandboxes at once. Then `launch`, `lookup` and `connect` mean the
+    same from each of them, `list_owned` lists those of all, and a handle names its node; `destroy` of a handle that was
+    replaced leaves its successor alone, and `connect` and `poll` raise NodeGone where its node is lost.
     """
 
     name: str

@@ -141,8 +141,11 @@ class SharedStore(Store):
     """
 
     @abc.abstractmethod
-    async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> None:
-        """This replica lives for so long from now, and says this of itself (JSON values)."""
+    async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> bool:
+        """This replica lives for so long from now, and says this of itself (JSON values).
+
+        Returns whether it lived until now.
+        """
 
     @abc.abstractmethod
     async def leave(self, replica: str) -> None:
@@ -161,14 +164,12 @@ class SharedStore(Store):
         """The replica holds it no longer. Idempotent."""
 
     @abc.abstractmethod
-    async def holders(self, key: SessionKey) -> Mapping[str, bool]:
-        """The replicas that live and hold it; whether with connections attached."""
+    async def holders(self, key: SessionKey, *, dead: bool = False) -> Mapping[str, bool]:
+        """The replicas that hold it and live (`dead`: that do not); whether with connections attached."""
 
     @abc.abstractmethod
-    async def put_alone(
-        self, record: SessionRecord, *, expected_version: int, replica: str, attached_only: bool
-    ) -> SessionRecord:
-        """`put`, unless another replica holds the session (`attached_only`: with connections attached).
+    async def put_alone(self, record: SessionRecord, *, expected_version: int, replica: str) -> SessionRecord:
+        """`put`, unless another replica that lives holds the session with connections attached.
 
         The own hold ends in the same moment, also when it raises: of several that leave, the last one gets through.
         Raises SessionHeld, StoreConflict.

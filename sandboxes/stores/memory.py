@@ -1,4 +1,5 @@
-"""A store that lives as long as its object: for tests, and for hosts that keep nothing. Hosts of one process share it."""
+"""A store that lives as long as its object: for tests, and for hosts that keep nothing. Hosts of one process may share
+it."""
 
 from __future__ import annotations
 
@@ -113,8 +114,10 @@ class MemoryStore(SharedStore):
 
     # --- several hosts -----------------------------------------------------------------------------------------------
 
-    async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> None:
+    async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> bool:
+        lived = replica in await self.replicas()
         self._beats[replica] = (self._clock() + ttl_s, dict(said))
+        return lived
 
     async def leave(self, replica: str) -> None:
         self._beats.pop(replica, None)
@@ -134,15 +137,14 @@ class MemoryStore(SharedStore):
     async def release(self, key: SessionKey, replica: str) -> None:
         self._holds.get(key, {}).pop(replica, None)
 
-    async def holders(self, key: SessionKey) -> Mapping[str, bool]:
+    async def holders(self, key: SessionKey, *, dead: bool = False) -> Mapping[str, bool]:
         living = await self.replicas()
-        return {replica: attached for replica, attached in self._holds.get(key, {}).items() if replica in living}
+        holds = self._holds.get(key, {})
+        return {replica: attached for replica, attached in holds.items() if (replica in living) is not dead}
 
-    async def put_alone(
-        self, record: SessionRecord, *, expected_version: int, replica: str, attached_only: bool
-    ) -> SessionRecord:
+    async def put_alone(self, record: SessionRecord, *, expected_version: int, replica: str) -> SessionRecord:
         await self.release(record.key, replica)
-        if any(attached or not attached_only for attached in (await self.holders(record.key)).values()):
+        if any((await self.holders(record.key)).values()):
             raise SessionHeld("another host has the session in use", session=str(record.key))
         return await self.put(record, expected_version=expected_version)
 

@@ -86,22 +86,18 @@ class RedisStore(SharedStore):
         return None if row is None else self._read(row)
 
     async def put(self, record: SessionRecord, *, expected_version: int | None) -> SessionRecord:
-        return await self._put(record, expected_version, "", "")
+        return await self._put(record, expected_version, "")
 
-    async def put_alone(
-        self, record: SessionRecord, *, expected_version: int, replica: str, attached_only: bool
-    ) -> SessionRecord:
-        return await self._put(record, expected_version, replica, "1" if attached_only else "")
+    async def put_alone(self, record: SessionRecord, *, expected_version: int, replica: str) -> SessionRecord:
+        return await self._put(record, expected_version, replica)
 
-    async def _put(
-        self, record: SessionRecord, expected: int | None, replica: str, attached_only: str
-    ) -> SessionRecord:
+    async def _put(self, record: SessionRecord, expected: int | None, replica: str) -> SessionRecord:
         text = codec.write_record(record)
         closed = "" if record.closed_at is None else repr(record.closed_at)
         answer = await self._run(
             "PUT",
             *(str(record.key), record.incarnation, "" if expected is None else expected, secrets.token_hex(8)),
-            *(record.key.principal, record.phase, repr(-record.last_used_at), closed, text, replica, attached_only),
+            *(record.key.principal, record.phase, repr(-record.last_used_at), closed, text, replica),
         )
         match _text(answer):
             case "held":
@@ -178,7 +174,7 @@ class RedisStore(SharedStore):
         return [self._read_attempt(key, name, row) for name, row in found if row[0] is not None]
 
     def _read_attempt(self, key: SessionKey, attempt_id: str, row: Row) -> AttemptRecord:
-        receipt, outcome = row[3], row[4]
+        receipt, outcome = (None if part is None else _text(part) for part in row[3:5])
         with self._readable():
             return AttemptRecord(
                 session=key,
@@ -186,8 +182,8 @@ class RedisStore(SharedStore):
                 attempt_id=attempt_id,
                 digest=_text(row[1]),
                 registered_at=float(_text(row[2])),
-                receipt=None if receipt is None else codec.read_receipt(_text(receipt)),
-                outcome=None if receipt is None or outcome is None else codec.read_outcome(_text(outcome), _text(receipt)),
+                receipt=None if receipt is None else codec.read_receipt(receipt),
+                outcome=None if receipt is None or outcome is None else codec.read_outcome(outcome, receipt),
                 pruned=row[5] is not None,
             )
 
@@ -226,8 +222,8 @@ class RedisStore(SharedStore):
 
     # --- replicas ----------------------------------------------------------------------------------------------------
 
-    async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> None:
-        await self._run("BEAT", replica, max(1, round(ttl_s * 1000)), json.dumps(said))
+    async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> bool:
+        return bool(await self._run("BEAT", replica, max(1, round(ttl_s * 1000)), json.dumps(said)))
 
     async def leave(self, replica: str) -> None:
         with self._translated():
@@ -248,8 +244,9 @@ class RedisStore(SharedStore):
         with self._translated():
             await self._redis.hdel(f"{self._prefix}holds:{key}", replica)
 
-    async def holders(self, key: SessionKey) -> Mapping[str, bool]:
-        return {_text(name): how == b"a" for name, how in _pairs(await self._run("HOLDERS", str(key)))}
+    async def holders(self, key: SessionKey, *, dead: bool = False) -> Mapping[str, bool]:
+        found = await self._run("HOLDERS", str(key), "0" if dead else "1")
+        return {_text(name): how == b"a" for name, how in _pairs(found)}
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

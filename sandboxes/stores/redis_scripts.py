@@ -8,7 +8,7 @@ KEYS[1] is the prefix of every key; the others are made from it, so a Redis Clus
     session:INCARNATION  hash: v(ersion), w(rite), k(ey), p(rincipal), ph(ase), c(losed at, or empty), d (the record)
     used, open           sorted sets of incarnations, newest use first (the score is negative); `open`: not closed
     closed               sorted set of incarnations by the time they closed
-    attempt:KEY\\0ID      hash: i(ncarnation), g (digest), a (registered at), e(nded at), r(eceipt), o(utcome), x (pruned)
+    attempt:KEY\\0ID      hash: i(ncarnation), g (digest), a (registered), e(nded), r(eceipt), o(utcome), x(pruned)
     attempts:KEY, unsettled:KEY   sorted sets of attempt ids, newest first
     of:INCARNATION       set of its attempts, as KEY\\0ID
     outcomes             sorted set of attempts whose texts are kept, by their end
@@ -20,14 +20,13 @@ KEYS[1] is the prefix of every key; the others are made from it, so a Redis Clus
 # A write that was repeated because its answer was lost finds its own mark, and has succeeded.
 PUT = r"""
 local p, key, inc, expected, write = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local replica, attached_only = ARGV[10], ARGV[11] == '1'
+local replica = ARGV[10]
 if replica ~= '' then
   local held = false
   redis.call('HDEL', p .. 'holds:' .. key, replica)
   local holds = redis.call('HGETALL', p .. 'holds:' .. key)
   for i = 1, #holds, 2 do
-    if redis.call('EXISTS', p .. 'beat:' .. holds[i]) == 0 then redis.call('HDEL', p .. 'holds:' .. key, holds[i])
-    elseif holds[i + 1] == 'a' or not attached_only then held = true end
+    if holds[i + 1] == 'a' and redis.call('EXISTS', p .. 'beat:' .. holds[i]) == 1 then held = true end
   end
   if held then return 'held' end
 end
@@ -144,7 +143,7 @@ HOLDERS = r"""
 local p, found = KEYS[1], {}
 local holds = redis.call('HGETALL', p .. 'holds:' .. ARGV[1])
 for i = 1, #holds, 2 do
-  if redis.call('EXISTS', p .. 'beat:' .. holds[i]) == 1 then
+  if redis.call('EXISTS', p .. 'beat:' .. holds[i]) == tonumber(ARGV[2]) then
     found[#found + 1] = holds[i]
     found[#found + 1] = holds[i + 1]
   end
@@ -154,12 +153,13 @@ return found
 
 BEAT = r"""
 local p = KEYS[1]
+local lived = redis.call('EXISTS', p .. 'beat:' .. ARGV[1])
 redis.call('SET', p .. 'beat:' .. ARGV[1], ARGV[3], 'PX', ARGV[2])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 redis.call('ZADD', p .. 'replicas', now + tonumber(ARGV[2]), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', p .. 'replicas', '-inf', now - 1000)
-return true
+return lived
 """
 
 REPLICAS = r"""

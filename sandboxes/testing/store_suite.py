@@ -84,7 +84,15 @@ class StoreSuite:
     async def test_a_record_comes_back_whole(self, store: Store) -> None:
         handle = Handle("fake", "k", "s", "i", "w", "n", 2.5)
         record = record_of(
-            handle=handle, workspace="w", node="n", lost_reason="r", ttl_s=5.0, epoch=3, sequence=9, calls=2, last_used_at=7.25
+            handle=handle,
+            workspace="w",
+            node="n",
+            lost_reason="r",
+            ttl_s=5.0,
+            epoch=3,
+            sequence=9,
+            calls=2,
+            last_used_at=7.25,
         )
         written = await store.put(record, expected_version=None)
         assert written == dataclasses.replace(record, version=1)
@@ -207,8 +215,8 @@ class StoreSuite:
 
     async def test_many_are_listed_pruned_and_searched(self, store: Store) -> None:
         for number in range(1203):
-            at = {"last_used_at": float(number), "created_at": 1.0}
-            await store.put(record_of(SessionKey("p", KeyKind.REQUEST, str(number)), f"i{number}", **at), expected_version=None)
+            key = SessionKey("p", KeyKind.REQUEST, str(number))
+            await store.put(record_of(key, f"i{number}", last_used_at=float(number)), expected_version=None)
         assert [r.key.id for r in await store.list(SessionFilter())][:3] == ["1202", "1201", "1200"]
         assert len(await store.list(SessionFilter(limit=5000))) == 1203
         for record in await store.list(SessionFilter(limit=1150)):
@@ -223,11 +231,11 @@ class SharedStoreSuite:
     """What replicas know of each other, and that of several that leave a session one closes it."""
 
     async def test_a_replica_lives_as_long_as_it_beats(self, shared_store: SharedStore) -> None:
-        await shared_store.beat("one", 60, {"pool": ["s"], "n": 1})
+        assert not await shared_store.beat("one", 60, {"pool": ["s"], "n": 1})
         await shared_store.beat("short", 0.01, {})
         await asyncio.sleep(0.05)
         assert await shared_store.replicas() == {"one": {"pool": ["s"], "n": 1}}
-        await shared_store.beat("one", 60, {})
+        assert await shared_store.beat("one", 60, {})
         assert await shared_store.replicas() == {"one": {}}
         await shared_store.leave("one")
         await shared_store.leave("nobody")
@@ -243,6 +251,7 @@ class SharedStoreSuite:
         assert await shared_store.hold(KEY, "i1", "two", attached=False)
         assert await shared_store.hold(KEY, "i1", "dead", attached=True)
         assert await shared_store.holders(KEY) == {"one": True, "two": False}
+        assert await shared_store.holders(KEY, dead=True) == {"dead": True}
         await shared_store.release(KEY, "one")
         await shared_store.leave("two")
         assert await shared_store.holders(KEY) == {}
@@ -257,17 +266,15 @@ class SharedStoreSuite:
         for replica in ("one", "two", "three"):
             await shared_store.beat(replica, 60, {})
             assert await shared_store.hold(KEY, "i1", replica, attached=replica != "three")
-        for replica, attached_only in (("one", True), ("three", False)):
-            with pytest.raises(SessionHeld):
-                await shared_store.put_alone(closing, expected_version=1, replica=replica, attached_only=attached_only)
-        assert await shared_store.get(KEY) == record
-        with pytest.raises(StoreConflict) as caught:
-            await shared_store.put_alone(closing, expected_version=7, replica="two", attached_only=False)
-        assert not isinstance(caught.value, SessionHeld)
-        assert await shared_store.hold(KEY, "i1", "three", attached=False)
+        assert await shared_store.hold(KEY, "i1", "dead", attached=True)
         with pytest.raises(SessionHeld):
-            await shared_store.put_alone(closing, expected_version=1, replica="two", attached_only=False)
-        won = await shared_store.put_alone(closing, expected_version=1, replica="two", attached_only=True)
+            await shared_store.put_alone(closing, expected_version=1, replica="one")
+        assert await shared_store.get(KEY) == record
+        assert await shared_store.holders(KEY) == {"two": True, "three": False}
+        with pytest.raises(StoreConflict) as caught:
+            await shared_store.put_alone(closing, expected_version=7, replica="two")
+        assert not isinstance(caught.value, SessionHeld)
+        won = await shared_store.put_alone(closing, expected_version=1, replica="two")
         assert (won.phase, won.version) == ("closing", 2)
 
     async def test_of_many_that_leave_at_once_exactly_one_closes(self, shared_store: SharedStore) -> None:
@@ -276,10 +283,7 @@ class SharedStoreSuite:
         for number in range(8):
             await shared_store.beat(str(number), 60, {})
             await shared_store.hold(KEY, "i1", str(number), attached=True)
-        leaving = (
-            shared_store.put_alone(closing, expected_version=1, replica=str(number), attached_only=True)
-            for number in range(8)
-        )
+        leaving = (shared_store.put_alone(closing, expected_version=1, replica=str(number)) for number in range(8))
         answers = await asyncio.gather(*leaving, return_exceptions=True)
         assert sum(isinstance(answer, SessionRecord) for answer in answers) == 1
         assert sum(isinstance(answer, SessionHeld) for answer in answers) == 7
