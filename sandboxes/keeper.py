@@ -401,7 +401,7 @@ class Keeper:
             session.ends = True
             self._begin_closing(session, reason)
         elif session.attached or session.busy:
-            await self.records.hold(session)
+            await self.records.settle_hold(session)
         else:
             self.drop(session)
 

@@ -108,6 +108,9 @@ class Records:
         """The session is about to be used here. False: it is over, and the next one is to be used."""
         return True
 
+    async def settle_hold(self, session: Session) -> None:
+        """The session is held as it is used here now. Raises StoreUnavailable."""
+
     async def alone(self, session: Session) -> bool:
         """Whether no other host that lives has the session in use. Raises StoreUnavailable."""
         return True

@@ -135,23 +135,25 @@ class Replica(Records):
     # --- who uses it -------------------------------------------------------------------------------------------------
 
     async def hold(self, session: Session) -> bool:
-        attached = bool(session.attached)
-        held = session.held is not None and session.held >= attached
         try:
-            if held and session.phase not in OVER and self._rested(session):
+            if await self._held(session) and self._rested(session):
                 session.touch(self._clock.now())
                 async with session.saving:
                     await self.write(session)
-            if held:
-                return session.phase not in OVER
-            if await self._shared.hold(session.key, session.record.incarnation, self.name, attached=attached):
-                session.held = attached
-                return session.phase not in OVER
-            await self.reload(session)
-            if session.phase not in OVER:  # the store has lost what it had
-                session.dirty = True
         except SandboxError as error:
             self._observer.failed("store", error)  # what is live goes on without the store
+        return session.phase not in OVER
+
+    async def _held(self, session: Session) -> bool:
+        attached = bool(session.attached)
+        if session.held is not None and session.held >= attached:
+            return session.phase not in OVER
+        if await self._shared.hold(session.key, session.record.incarnation, self.name, attached=attached):
+            session.held = attached
+            return session.phase not in OVER
+        await self.reload(session)
+        if session.phase not in OVER:  # the store has lost what it had
+            session.dirty = True
         return session.phase not in OVER
 
     def _rested(self, session: Session) -> bool:
@@ -161,7 +163,6 @@ class Replica(Records):
         return self._clock.now() - session.stored.last_used_at >= rested_s
 
     async def settle_hold(self, session: Session) -> None:
-        """Holds it as it is used now. Raises StoreUnavailable."""
         wanted = bool(session.attached) if session.attached or session.busy else None
         if session.phase in OVER or session.held == wanted:
             return
@@ -170,7 +171,7 @@ class Replica(Records):
             await self._shared.release(session.key, self.name)
         else:
             session.held = None
-            await self.hold(session)
+            await self._held(session)
 
     async def living(self) -> Mapping[str, Mapping[str, object]]:
         """What the replicas that live say of themselves. Raises StoreUnavailable."""
