@@ -8,11 +8,12 @@ A Redis that is away fails the calls of that moment with StoreUnavailable; the n
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -32,6 +33,25 @@ RETRIES = 3  # of one command, for a connection that was cut: every script may b
 LISTED_AT_ONCE = 500
 ATTEMPT = ("i", "g", "a", "r", "o", "x")
 Row = Sequence[bytes | None]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _whole(
+    method: Callable[Concatenate[RedisStore, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[RedisStore, P], Coroutine[Any, Any, T]]:
+    """What was begun goes on to its end, though its caller is cancelled, as in every other store.
+
+    Also: the client library waits with `asyncio.wait_for`, which before Python 3.12 can swallow a cancellation.
+    """
+
+    async def begun(self: RedisStore, *args: P.args, **kwargs: P.kwargs) -> T:
+        work = asyncio.create_task(method(self, *args, **kwargs))
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
+        return await asyncio.shield(work)
+
+    return begun
 
 
 class RedisStore(SharedStore):
@@ -42,6 +62,7 @@ class RedisStore(SharedStore):
         self._prefix = prefix
         self._opened: Any = None
         self._scripts: dict[str, Any] = {}
+        self._working: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
         with self._translated():
@@ -68,11 +89,14 @@ class RedisStore(SharedStore):
             )
 
     async def close(self) -> None:
+        if self._working:
+            await asyncio.wait(self._working, timeout=ANSWER_S)
         opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(RedisError, OSError):
                 await opened.aclose()
 
+    @_whole
     async def secret(self, name: str, value: str) -> str:
         """A text that all hosts of this store share: the first one's `value`."""
         with self._translated():
@@ -119,20 +143,23 @@ class RedisStore(SharedStore):
         return found
 
     async def _all(self, index: str) -> AsyncIterator[SessionRecord]:
-        first = 0
-        while True:
-            with self._translated():
-                names = await self._redis.zrange(f"{self._prefix}{index}", first, first + LISTED_AT_ONCE - 1)
-                async with self._redis.pipeline(transaction=False) as pipe:
-                    for name in names:
-                        pipe.hmget(f"{self._prefix}session:{_text(name)}", "d", "v")
-                    rows = await pipe.execute()
+        first, more = 0, True
+        while more:
+            rows = await self._page(index, first)
             for row in rows:
                 if row[0] is not None:  # it was pruned in this moment
                     yield self._read(row)
-            if len(names) < LISTED_AT_ONCE:
-                return
-            first += LISTED_AT_ONCE
+            first, more = first + LISTED_AT_ONCE, len(rows) == LISTED_AT_ONCE
+
+    @_whole
+    async def _page(self, index: str, first: int) -> Sequence[Row]:
+        with self._translated():
+            names = await self._redis.zrange(f"{self._prefix}{index}", first, first + LISTED_AT_ONCE - 1)
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hmget(f"{self._prefix}session:{_text(name)}", "d", "v")
+                rows: Sequence[Row] = await pipe.execute()
+        return rows
 
     def _read(self, row: Row) -> SessionRecord:
         with self._readable():
@@ -157,11 +184,13 @@ class RedisStore(SharedStore):
         if arguments:
             await self._run("SETTLE", *arguments)
 
+    @_whole
     async def attempt(self, key: SessionKey, attempt_id: str) -> AttemptRecord | None:
         with self._translated():
             row = await self._redis.hmget(f"{self._prefix}attempt:{key}\0{attempt_id}", *ATTEMPT)
         return None if row[0] is None else self._read_attempt(key, attempt_id, row)
 
+    @_whole
     async def attempts(self, key: SessionKey, *, limit: int = 100, unsettled: bool = False) -> Sequence[AttemptRecord]:
         index = f"{self._prefix}{'unsettled' if unsettled else 'attempts'}:{key}"
         with self._translated():
@@ -189,6 +218,7 @@ class RedisStore(SharedStore):
 
     # --- resources ---------------------------------------------------------------------------------------------------
 
+    @_whole
     async def put_parts(self, key: SessionKey, resource: str, parts: Mapping[str, bytes | None]) -> None:
         place = f"{self._prefix}parts:{key}\0{resource}"
         gone = [part for part, state in parts.items() if state is None]
@@ -202,11 +232,13 @@ class RedisStore(SharedStore):
                     pipe.hset(place, mapping=kept)
                 await pipe.execute()
 
+    @_whole
     async def get_parts(self, key: SessionKey, resource: str) -> Mapping[str, bytes]:
         with self._translated():
             found = await self._redis.hgetall(f"{self._prefix}parts:{key}\0{resource}")
         return {_text(part): bytes(state) for part, state in found.items()}
 
+    @_whole
     async def parts_version(self, key: SessionKey, resource: str) -> int:
         with self._translated():
             return int(await self._redis.hget(f"{self._prefix}resources:{key}", resource) or 0)
@@ -225,6 +257,7 @@ class RedisStore(SharedStore):
     async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> bool:
         return bool(await self._run("BEAT", replica, max(1, round(ttl_s * 1000)), json.dumps(said)))
 
+    @_whole
     async def leave(self, replica: str) -> None:
         with self._translated():
             async with self._redis.pipeline(transaction=True) as pipe:
@@ -240,6 +273,7 @@ class RedisStore(SharedStore):
     async def hold(self, key: SessionKey, incarnation: str, replica: str, *, attached: bool) -> bool:
         return bool(await self._run("HOLD", str(key), incarnation, replica, "a" if attached else "b"))
 
+    @_whole
     async def release(self, key: SessionKey, replica: str) -> None:
         with self._translated():
             await self._redis.hdel(f"{self._prefix}holds:{key}", replica)
@@ -262,6 +296,7 @@ class RedisStore(SharedStore):
         parts = urlsplit(self._url)
         return f"the Redis server at {parts.hostname or parts.path}:{parts.port or 6379}"
 
+    @_whole
     async def _run(self, script: str, *arguments: str | int) -> Any:
         with self._translated():
             return await self._scripts[script](keys=[self._prefix], args=arguments)
