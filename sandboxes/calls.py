@@ -167,14 +167,20 @@ class Calls:
     async def clear_up(self, session: Session) -> None:
         """What a host that is gone had running or kept in the session's sandbox, or had registered and never sent, gets
         into the ledger. While another host has the session in use, it may be that one's: then later."""
+        session.unclear, cleared = False, False
+        try:
+            cleared = await self._clear_up(session)
+        finally:
+            session.unclear = session.unclear or not cleared
+
+    async def _clear_up(self, session: Session) -> bool:
         sandbox, keeper = session.sandbox, self._keeper
         if sandbox is None or not sandbox.connected:
-            return
+            return False
         hello = (await sandbox.client()).hello
         unsettled = {a.attempt_id: a for a in await keeper.store.attempts(session.key, limit=1000, unsettled=True)}
         if not await keeper.records.alone(session):  # asked last: who registers an attempt holds the session before
-            return
-        session.unclear = False
+            return False
         inside = [*hello.kept, *([hello.running] if hello.running is not None else [])]
         for attempt_id in dict.fromkeys([*inside, *unsettled]):
             known = unsettled.get(attempt_id) or await keeper.store.attempt(session.key, attempt_id)
@@ -182,6 +188,7 @@ class Calls:
                 continue
             digest, at = (known.digest, known.registered_at) if known else ("", keeper.clock.now())
             self.take_over(session, attempt_id, digest, at)
+        return True
 
     def take_over(self, session: Session, attempt_id: str, digest: str, queued_at: float) -> Run:
         """After a restart: joins what runs inside, or fetches what was kept, so that it gets into the ledger."""
@@ -223,7 +230,8 @@ class Calls:
                     return known
             sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
             if session.unclear:
-                await self.clear_up(session)
+                session.unclear = False
+                keeper.spawn(self.clear_up(session), "clear-up")
             run.registered = True
             if execution.attempt_id:
                 registered = await keeper.store.register(keeper.record_of(session, run))

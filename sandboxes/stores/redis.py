@@ -45,10 +45,10 @@ def _whole(
     Also: the client library waits with `asyncio.wait_for`, which before Python 3.12 can swallow a cancellation.
     """
 
-    async def begun(self: RedisStore, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def begun(self: RedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         work = asyncio.create_task(method(self, *args, **kwargs))
         self._working.add(work)
-        work.add_done_callback(self._working.discard)
+        work.add_done_callback(self._done)
         return await asyncio.shield(work)
 
     return begun
@@ -89,9 +89,9 @@ class RedisStore(SharedStore):
             )
 
     async def close(self) -> None:
+        opened, self._opened = self._opened, None
         if self._working:
             await asyncio.wait(self._working, timeout=ANSWER_S)
-        opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(RedisError, OSError):
                 await opened.aclose()
@@ -283,6 +283,11 @@ class RedisStore(SharedStore):
         return {_text(name): how == b"a" for name, how in _pairs(found)}
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _done(self, work: asyncio.Task[Any]) -> None:
+        self._working.discard(work)
+        if not work.cancelled():
+            work.exception()  # whoever waits for it gets it; if nobody does any more, it is of no interest
 
     @property
     def _redis(self) -> Any:
