@@ -60,7 +60,7 @@ class Joining:
     async def found(self, session: Session) -> Sandbox | None:
         """Before a start: a sandbox that another host has started meanwhile, connected. Raises StoreUnavailable."""
         await self._replica.reload(session)
-        handle = session.record.handle
+        session.gone, handle = "", session.record.handle
         if session.phase in OVER or handle is None:
             return None
         sandbox = Sandbox(self._keeper.engine, handle)
@@ -68,6 +68,7 @@ class Joining:
             await self.connect(session, sandbox)
         except StateLost as error:
             await sandbox.close()
+            session.gone = handle.sandbox_id
             reason = f"the sandbox is gone: {error.message}; {lost_fate(error)}"
             session.update(lost_reason=session.record.lost_reason or reason)
             await self._keeper.settle_lost(session)

@@ -87,12 +87,12 @@ class Replica(Records):
             return await self._started(session, handle, **fields)
 
     async def _started(self, session: Session, handle: Handle, **fields: object) -> Handle | None:
-        before, here = session.record.handle, session.current()
+        here = session.current()
         mine = dataclasses.replace(here, handle=handle, phase=Phase.IDLE.value, **fields)  # type: ignore[arg-type]
 
         def beaten(theirs: SessionRecord) -> bool:
             found = theirs.handle
-            return found is not None and found != before and found.sandbox_id != handle.sandbox_id
+            return found is not None and found.sandbox_id not in (handle.sandbox_id, session.gone)
 
         written = await self._commit(session, mine, unless=beaten)
         if written is None:

@@ -87,6 +87,7 @@ class Session:
         self.unclear = False  # attempts of a host that is gone may be in its sandbox
         self.leaving: asyncio.Task[object] | None = None  # whether it may be closed is being asked
         self.ends: bool | None = None  # whether it is this host that ends what a closing session has; None: not known
+        self.gone = ""  # the sandbox id on record that turned out to be gone, before another is started
         self.dropped = False  # this copy is not used any more; the session goes on elsewhere
         self.versions: dict[str, int] = {}  # of resources
         self._on_change = on_change
