@@ -88,27 +88,36 @@ class Replica(Records):
 
     async def _started(self, session: Session, handle: Handle, **fields: object) -> Handle | None:
         here = session.current()
-        mine = dataclasses.replace(here, handle=handle, phase=Phase.IDLE.value, **fields)  # type: ignore[arg-type]
 
         def beaten(theirs: SessionRecord) -> bool:
             found = theirs.handle
             return found is not None and found.sandbox_id not in (handle.sandbox_id, session.gone)
 
-        written = await self._commit(session, mine, unless=beaten)
+        def with_it(record: SessionRecord) -> SessionRecord:
+            return dataclasses.replace(record, handle=handle, phase=Phase.IDLE.value, **fields)  # type: ignore[arg-type]
+
+        written = await self._commit(session, here, with_it, beaten)
         if written is None:
             return None
         self._take(session, here, written)
         return written.handle
 
     async def _commit(
-        self, session: Session, mine: SessionRecord, *, unless: Callable[[SessionRecord], bool] = lambda theirs: False
+        self,
+        session: Session,
+        mine: SessionRecord,
+        change: Callable[[SessionRecord], SessionRecord] = lambda record: record,
+        unless: Callable[[SessionRecord], bool] = lambda theirs: False,
     ) -> SessionRecord | None:
-        """Writes `mine` on top of whatever others have written since; None when the session is over elsewhere."""
+        """Writes `mine` on top of whatever others have written since, and `change` on top of that, `unless` theirs is
+        to stand. None when the session is over elsewhere."""
         base = session.stored
+        if unless(base):
+            return base
         wanted, expected = mine, base.version or None
         for _ in range(TRIES):
             try:
-                session.stored = await self._shared.put(wanted, expected_version=expected)
+                session.stored = await self._shared.put(change(wanted), expected_version=expected)
                 return session.stored
             except StoreConflict:
                 theirs = await self._shared.get(session.key)
@@ -118,10 +127,7 @@ class Replica(Records):
             if theirs.incarnation != mine.incarnation or (over(theirs) and mine.closed_at is None):
                 self.on_over(session, theirs)
                 return None
-            if theirs.closed_at is not None:  # somebody else has finished it
-                session.stored = theirs
-                return theirs
-            if unless(theirs):
+            if theirs.closed_at is not None or unless(theirs):  # somebody else has finished it, or was faster
                 session.stored = theirs
                 return theirs
             wanted, expected = merged(base, mine, theirs), theirs.version
