@@ -18,10 +18,18 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.bench import Bench, missing
-from benchmarks.cases import growth, load, memory, start, warm
+from benchmarks.cases import browser, gateway, growth, load, memory, start, warm
 from benchmarks.tables import Table, markdown
 
-CASES = {"warm": warm.run, "start": start.run, "load": load.run, "memory": memory.run, "growth": growth.run}
+CASES = {
+    "warm": warm.run,
+    "start": start.run,
+    "load": load.run,
+    "memory": memory.run,
+    "growth": growth.run,
+    "browser": browser.run,
+    "gateway": gateway.run,
+}
 OUTPUT = Path(".cache") / "benchmarks"
 
 

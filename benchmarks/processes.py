@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.support.host import RunningHost, free_port
@@ -21,18 +21,24 @@ READY_S = 30.0
 async def server(kind: str) -> AsyncIterator[tuple[int, int]]:
     """One of `benchmarks.servers`. Yields its port and pid."""
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.servers", kind, str(port)]
-    process = await asyncio.to_thread(subprocess.Popen, command)
+    async with process([sys.executable, "-m", "benchmarks.servers", kind, str(port)], port) as pid:
+        yield port, pid
+
+
+@contextlib.asynccontextmanager
+async def process(command: list[str], port: int, environment: Mapping[str, str] | None = None) -> AsyncIterator[int]:
+    """A server process that listens on this port of loopback. Yields its pid."""
+    started = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.DEVNULL, env=environment)
     try:
-        await _until_open(port, process)
-        yield port, process.pid
+        await _until_open(port, started)
+        yield started.pid
     finally:
-        process.send_signal(signal.SIGTERM)
+        started.send_signal(signal.SIGTERM)
         try:
-            await asyncio.to_thread(process.wait, 5)
+            await asyncio.to_thread(started.wait, 5)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            started.kill()
+            started.wait()
 
 
 @contextlib.asynccontextmanager

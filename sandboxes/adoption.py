@@ -100,13 +100,6 @@ async def _remove(keeper: Keeper, handle: Handle, gate: asyncio.Semaphore) -> No
         await keeper.destroy(Sandbox(keeper.engine, handle), keep_workspace=keep)
 
 
-def _was_told(record: SessionRecord, hello: Hello | None) -> bool:
-    """Whether an execution has ended since the record was saved: its outcome said why the state before it was lost."""
-    if record.lost_reason is None or hello is None:
-        return False
-    return hello.sequence - (hello.running is not None) > record.sequence
-
-
 async def _take_up(
     keeper: Keeper, calls: Calls, starter: Starter, record: SessionRecord, claims: list[_Claim], adopted: Adopted
 ) -> None:
@@ -115,8 +108,6 @@ async def _take_up(
         return
     if len(claims) == 1:
         session = _with_sandbox(keeper, starter, record, claims[0])
-        if _was_told(record, claims[0].hello):
-            session.update(lost_reason=None)
         await _settle_from(keeper, calls, session, claims[0].hello)
         adopted.sessions += 1
     else:
@@ -174,8 +165,8 @@ async def _settle_from(keeper: Keeper, calls: Calls, session: Session, hello: He
 
 
 async def _without_sandbox(keeper: Keeper, record: SessionRecord) -> Session:
-    if record.phase == Phase.NEW:
-        return keeper.adopt(record)
+    if record.phase == Phase.NEW and not await keeper.store.attempts(record.key, limit=1, unsettled=True):
+        return keeper.adopt(record)  # else it had a sandbox, and the host died before it wrote that down
     session = keeper.adopt(dataclasses.replace(record, phase=Phase.LOST.value))
     newest = await keeper.store.attempts(record.key, limit=20)
     receipts = [attempt.receipt for attempt in newest if attempt.receipt is not None]

@@ -10,6 +10,8 @@ What makes that true when the host dies at any moment:
   So the outcome goes to the caller while the commit is still under way: it can be fetched from the agent again.
 - The agent has its own table of attempts, so an `exec` repeated after a broken connection joins the first.
 - When the sandbox is lost, its unsettled attempts are settled as lost before another sandbox starts.
+- An attempt that is registered, and that the session's own sandbox does not know, has not run. It stays open in the
+  ledger: the same id again runs it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from sandboxes.errors import (
 )
 from sandboxes.events import ExecutionEvent, OnEvent, Queued, Started
 from sandboxes.keeper import Keeper
-from sandboxes.lifecycle import OVER, Phase, Transition
+from sandboxes.lifecycle import LIVE, OVER, Phase, Transition
 from sandboxes.receipts import lost_outcome, never_started_outcome, of_memory
 from sandboxes.records import lost_fate
 from sandboxes.sandbox import Sandbox
@@ -49,6 +51,11 @@ CLOCKS_S = 5.0  # by which the clocks of two machines may differ
 COLLECT_TRIES = 20
 COLLECT_PAUSE_S = 0.1
 _CUT_SHORT = (Ending.KILLED, Ending.INTERRUPTED, Ending.TIMED_OUT)
+_NOT_REACHED = "the tool host stopped before this call reached the sandbox; nothing ran: the same attempt id runs it"
+
+
+class NotReached(Exception):
+    """The sandbox does not know an attempt that was taken over: what becomes of it is the ledger's to say."""
 
 
 class Calls:
@@ -73,27 +80,35 @@ class Calls:
             session.queue.append(run)
             run.task = asyncio.create_task(self._perform(session, run), name="call")
             run.task.add_done_callback(lambda task: self._ended(session, run, task))
-        elif run.digest != digest:
-            raise AttemptConflict(
-                "this attempt id was used before with other arguments; nothing ran: use a new id",
-                session=str(session.key),
-                attempt=attempt_id,
-            )
+        else:
+            self._check_digest(session, run, digest)
         if on_event is not None:
             run.listeners.append(_later(on_event))
         return run
 
-    async def wait(self, session: Session, run: Run) -> Outcome:
-        """Its outcome. Cancelling the last one who waits ends what runs, by the ladder. Raises SessionOver."""
+    async def wait(self, session: Session, run: Run, digest: str) -> Outcome:
+        """Its outcome, for who has arguments of this digest. Cancelling the last one who waits ends what runs, by the
+        ladder. Raises SessionOver and NotReached: it is to be begun again; AttemptConflict."""
         run.waiters += 1
         try:
-            return await self._watch(session, run)
+            outcome = await self._watch(session, run)
+            self._check_digest(session, run, digest)  # of one that was taken over it may not have been known before
+            return outcome
         except asyncio.CancelledError:
             if run.waiters == 1:
                 self.abandon(session, run, "cancel")
             raise
         finally:
             run.waiters -= 1
+
+    @staticmethod
+    def _check_digest(session: Session, run: Run, digest: str) -> None:
+        if run.digest and run.digest != digest:
+            raise AttemptConflict(
+                "this attempt id was used before with other arguments; nothing ran: use a new id",
+                session=str(session.key),
+                attempt=run.attempt_id,
+            )
 
     async def _watch(self, session: Session, run: Run) -> Outcome:
         assert run.task is not None
@@ -139,7 +154,8 @@ class Calls:
         """The outcome of an attempt of an open session. Raises AttemptUnknown, AttemptExpired, ChannelLost."""
         run = session.runs.get(attempt_id)
         if run is not None and run.task is not None:
-            return await self._watch(session, run) if run.outcome is None else run.outcome
+            with contextlib.suppress(NotReached):
+                return await self._watch(session, run) if run.outcome is None else run.outcome
         known = await self._keeper.store.attempt(session.key, attempt_id)
         if known is not None and (known.receipt is not None):
             return kept(known)
@@ -153,6 +169,10 @@ class Calls:
                 raise
             if (settled := await self._settled_meanwhile(session, known)) is not None:
                 return settled
+            if sandbox is not None and known.incarnation == session.record.incarnation:
+                if self._may_have_run_before(session, known, sandbox):
+                    return await self._settled_lost(session, known)
+                return never_started_outcome(session.record, known, self._keeper.clock.now(), _NOT_REACHED, cause=None)
             raise AttemptExpired("this attempt's result is no longer kept", attempt=attempt_id) from None
         except StateLost as error:
             lost = await self._lost_with(session, attempt_id, error)
@@ -185,6 +205,9 @@ class Calls:
         for attempt_id in dict.fromkeys([*inside, *unsettled]):
             known = unsettled.get(attempt_id) or await keeper.store.attempt(session.key, attempt_id)
             if attempt_id in session.runs or (known is not None and known.receipt is not None):
+                continue
+            if known is not None and attempt_id not in inside and self._may_have_run_before(session, known, sandbox):
+                await self._settled_lost(session, known)
                 continue
             digest, at = (known.digest, known.registered_at) if known else ("", keeper.clock.now())
             self.take_over(session, attempt_id, digest, at)
@@ -234,11 +257,20 @@ class Calls:
                 keeper.spawn(self.clear_up(session), "clear-up")
             run.registered = True
             if execution.attempt_id:
-                registered = await keeper.store.register(keeper.record_of(session, run))
+                record = keeper.record_of(session, run)
+                registered = await keeper.store.register(record)
+                run.fresh = registered == record
                 if (known := self._settled(session, run, registered)) is not None:
                     return known
                 if session.phase is Phase.LOST:  # in this moment
                     sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
+                    if not run.fresh and (known := await self._known(session, run)) is not None:
+                        return known
+                if not run.fresh and self._may_have_run_before(session, registered, sandbox):
+                    with contextlib.suppress(AttemptUnknown):  # unless this very sandbox has it
+                        outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
+                        return self._finish(session, run, outcome)
+                    return await self._settled_lost(session, registered)
             if run.cancelled:
                 return self._never_started(session, run, "the call was cancelled before its code ran")
             if session.phase in OVER:
@@ -249,7 +281,8 @@ class Calls:
     def _never_started(self, session: Session, run: Run, note: str, *, closed: bool = False) -> Outcome:
         keeper = self._keeper
         record = keeper.record_of(session, run)
-        run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note, closed=closed)
+        cause = Cause(CauseKind.SESSION_CLOSED if closed else CauseKind.CANCEL)
+        run.outcome = never_started_outcome(session.record, record, keeper.clock.now(), note, cause=cause)
         keeper.settle_soon(session, run)
         return run.outcome
 
@@ -294,7 +327,19 @@ class Calls:
             session.running = None
             if session.phase is Phase.RUNNING:
                 session.change(Transition.DONE)
-        return self._finish(session, run, outcome)
+        outcome = self._finish(session, run, outcome)
+        if outcome.state_lost_before is not None:  # a host that is killed now is not to tell it again
+            with contextlib.suppress(SandboxError):
+                await keeper.save(session)
+        return outcome
+
+    def given(self, session: Session, outcome: Outcome) -> None:
+        """Somebody has got an outcome that was fetched after a restart: the loss that it tells is told."""
+        told, pending = outcome.state_lost_before, session.record.lost_reason
+        current = session.phase in LIVE and outcome.receipt.epoch == session.record.epoch
+        if current and pending is not None and told == pending:
+            session.update(lost_reason=None)
+            self._keeper.save_soon(session)
 
     def _finish(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
         keeper = self._keeper
@@ -305,10 +350,13 @@ class Calls:
             receipt = dataclasses.replace(receipt, ending=Ending.KILLED, state=State.LOST, cause=cause)
             outcome = dataclasses.replace(outcome, notes=(_ended_note(session),))
         outcome = dataclasses.replace(outcome, receipt=receipt)
-        if session.record.lost_reason is not None and receipt.ending is not Ending.LOST:
-            outcome = dataclasses.replace(outcome, state_lost_before=session.record.lost_reason)
-            session.update(lost_reason=None)
-            keeper.save_soon(session)  # it is not to be told again
+        reason = session.record.lost_reason
+        if reason is not None and receipt.ending is not Ending.LOST:
+            if receipt.epoch > session.lost_epoch:
+                outcome = dataclasses.replace(outcome, state_lost_before=reason)
+                session.update(lost_reason=None)
+            elif receipt.state is State.LOST:  # the loss befell this one, and it says so itself
+                session.update(lost_reason=None)
         self._note(session, outcome)
         run.outcome = outcome
         keeper.observer.execution_ended(session.key, receipt)
@@ -401,7 +449,10 @@ class Calls:
                     raise
                 outcome = self._lost(session, run, error, [])
             except AttemptUnknown:
-                outcome = self._never_sent(session, run, sandbox)
+                if await keeper.store.attempt(session.key, run.attempt_id) is not None:
+                    raise NotReached from None
+                attempt = keeper.record_of(session, run)  # of an id that the host minted: nobody sends it again
+                outcome = never_started_outcome(session.record, attempt, keeper.clock.now(), _NOT_REACHED, cause=None)
             finally:
                 session.running = None
                 if session.phase is Phase.RUNNING:
@@ -409,10 +460,9 @@ class Calls:
             if not run.digest:
                 run.digest = outcome.receipt.digest
             run.queued_at = outcome.receipt.queued_at
-            lost_reason = session.record.lost_reason
             outcome = self._finish(session, run, outcome)
-            if lost_reason is not None:  # nobody reads this outcome now: the next one tells
-                session.update(lost_reason=lost_reason)
+            if outcome.state_lost_before is not None and not run.waiters:  # nobody may ever read it: the next one tells
+                session.update(lost_reason=outcome.state_lost_before)
             return outcome
 
     @contextlib.asynccontextmanager
@@ -436,32 +486,31 @@ class Calls:
             if run in session.queue:
                 session.queue.remove(run)
 
-    def _never_sent(self, session: Session, run: Run, sandbox: Sandbox) -> Outcome:
+    def _may_have_run_before(self, session: Session, known: AttemptRecord, sandbox: Sandbox) -> bool:
+        """Whether an attempt that this sandbox does not know may have run in an earlier one, that was lost while
+        another host had the attempt: that host then had no time to say so."""
+        shared, earlier = self._keeper.records.shared, session.record.epoch > 1
+        return shared and earlier and known.registered_at < sandbox.handle.created_at + CLOCKS_S
+
+    async def _settled_lost(self, session: Session, known: AttemptRecord) -> Outcome:
         keeper = self._keeper
-        known = keeper.record_of(session, run)
-        if keeper.records.shared and run.queued_at < sandbox.handle.created_at + CLOCKS_S:
-            return lost_outcome(session.record, known, keeper.clock.now())  # it may have run in an earlier one
-        note = "the host stopped before this call reached the sandbox; nothing ran"
-        return never_started_outcome(session.record, known, keeper.clock.now(), note)
+        outcome = lost_outcome(session.record, known, keeper.clock.now())
+        await keeper.store.settle(dataclasses.replace(known, outcome=outcome))
+        settled = await keeper.store.attempt(session.key, known.attempt_id)
+        return outcome if settled is None else kept(settled)
 
     async def _settled_meanwhile(self, session: Session, known: AttemptRecord) -> Outcome | None:
-        """The outcome of an attempt that is registered and not in the sandbox: another host is about to send it, or has
-        just committed it, or died between."""
+        """The outcome of an attempt that is registered and not in the sandbox. Where another host has the session in
+        use it may be about to send it, or have just committed it."""
         records, store = self._keeper.records, self._keeper.store
-        if not records.shared:
-            return None
-        for _ in range(COLLECT_TRIES):
+        for _ in range(COLLECT_TRIES if records.shared else 0):
             again = await store.attempt(session.key, known.attempt_id)
             if again is not None and again.receipt is not None:
                 return kept(again)
             if await records.alone(session):
-                session.unclear = True
-                await self.clear_up(session)
-                run = session.runs.get(known.attempt_id)
-                if run is not None:
-                    return await self._watch(session, run)
+                return None
             await asyncio.sleep(COLLECT_PAUSE_S)
-        raise AttemptUnknown("another host has this attempt, and has not run it yet; ask again")
+        return None
 
     async def _lost_with(self, session: Session, attempt_id: str, error: StateLost) -> Outcome | None:
         """The outcome of an attempt whose sandbox turned out to be gone."""

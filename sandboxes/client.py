@@ -190,10 +190,16 @@ class AgentClient:
 
     async def restart(self) -> int:
         """A new interpreter. Returns its epoch."""
-        return codec.count(await self._ask("restart"), "epoch")
+        answer = await self._ask("restart")
+        return self._checked(codec.count, answer, "epoch")
 
     async def status(self) -> codec.Fields:
-        return codec.mapping((await self._ask("status")).get("status"), "status")
+        answer = await self._ask("status")
+        return self._checked(codec.mapping, answer.get("status"), "status")
+
+    async def epoch(self) -> int:
+        """Of the interpreter that runs now."""
+        return self._checked(codec.count, await self.status(), "epoch")
 
     async def stop(self) -> None:
         await self._ask("stop")

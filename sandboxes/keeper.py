@@ -322,6 +322,7 @@ class Keeper:
 
     async def _dispose(self, session: Session, sandbox: Sandbox | None) -> None:
         await self.settled()  # what was answered a moment ago is nowhere else any more
+        session.losses_open = True
         try:
             if self.records.shared:
                 await self.save(session)
@@ -336,18 +337,21 @@ class Keeper:
         self.release(session)
 
     async def settle_lost(self, session: Session) -> None:
-        """Attempts that the ledger has as running, in a sandbox that is gone, end as lost. While another host has the
-        session in use they may be that one's: then later."""
+        """Attempts that the ledger has as running, in a sandbox that is gone, end as lost: also one that is being sent
+        again just now. Raises StoreUnavailable; no other sandbox starts for the session before this has succeeded.
+
+        While another host has the session in use they may be that one's, which does the same: then later.
+        """
         unsettled = await self.store.attempts(session.key, limit=1000, unsettled=True)
         if unsettled and not await self.records.alone(session):
-            session.unclear = True
-            return
+            session.unclear, unsettled = True, []
         for attempt in unsettled:
             run = session.runs.get(attempt.attempt_id)
-            if run is None:
+            if run is None or not (run is session.running or run.fresh or run.outcome is not None):
                 await self.store.settle(
                     dataclasses.replace(attempt, outcome=lost_outcome(session.record, attempt, self.clock.now()))
                 )
+        session.losses_open = False
 
     async def destroy(self, sandbox: Sandbox, *, keep_workspace: bool = False) -> None:
         """Ends a sandbox, now or by a later sweep. Never raises."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 from sandboxes.admission import Admission
 from sandboxes.adoption import Adopted, adopt
 from sandboxes.backends.base import Backend
-from sandboxes.calls import Calls, kept
+from sandboxes.calls import Calls, NotReached, kept
 from sandboxes.census import Census
 from sandboxes.clock import Clock, SystemClock
 from sandboxes.engine import Engine
@@ -81,9 +81,7 @@ class SessionManager:
             on_pressure=self._make_room,
         )
         self._replica: Replica | None = None
-        if backend.shared:
-            if not isinstance(store, SharedStore):
-                raise ValueError(f"the {backend.name} backend needs a store that several hosts share")
+        if backend.shared and isinstance(store, SharedStore):  # else this host has the backend for itself
             rested_s = min(settings.idle_s, settings.evict_after_s, settings.evict_retained_after_s) / 4
             self._replica = Replica(store, observer, clock, beat_s=settings.beat_s, rested_s=rested_s)
         self._keeper = Keeper(
@@ -195,7 +193,9 @@ class SessionManager:
         session = await self._keeper.reach(key) or self._keeper.sessions.get(key)
         if session is not None and session.phase not in OVER:
             try:
-                return await self._calls.collect(session, attempt_id)
+                outcome = await self._calls.collect(session, attempt_id)
+                self._calls.given(session, outcome)
+                return outcome
             except SessionOver:
                 raise AttemptUnknown("the session closed before this attempt ran", session=str(key)) from None
         if session is not None:
@@ -220,7 +220,7 @@ class SessionManager:
 
         async def info(session: Session) -> SessionInfo:
             async with gate:
-                return session.info(await self._usage(session))
+                return await self._info(session)
 
         infos = list(await asyncio.gather(*(info(session) for session in live)))
         if which.include_closed:
@@ -235,7 +235,7 @@ class SessionManager:
         """One session, or the last closed one of its key. Raises SessionUnknown."""
         session = await self._keeper.reach(key) or self._keeper.sessions.get(key)
         if session is not None:
-            return session.info(await self._usage(session))
+            return await self._info(session)
         record = await self._store.get(key)
         if record is None:
             raise SessionUnknown("no session of this key is known", session=str(key))
@@ -282,11 +282,24 @@ class SessionManager:
         sandbox = await self._starter.reached(session)
         if sandbox is None:
             return session.record.epoch  # the next call starts a fresh one anyway
-        epoch = await (await sandbox.client()).restart()
-        reason = "the operator restarted the interpreter; variables are lost, files are kept"
-        session.update(epoch=max(session.record.epoch, epoch), lost_reason=reason)
+        with session.until_closed():
+            epoch = await self._restart(session, sandbox)
+        session.update(epoch=max(session.record.epoch, epoch))
         self._keeper.save_soon(session)
         return epoch
+
+    @staticmethod
+    async def _restart(session: Session, sandbox: Sandbox) -> int:
+        client = await sandbox.client()
+        reason = "the operator restarted the interpreter; variables are lost, files are kept"
+        session.lost_epoch = await client.epoch()
+        session.update(lost_reason=reason)
+        try:
+            return await client.restart()
+        except SandboxError:
+            if session.record.lost_reason == reason:
+                session.update(lost_reason=None)
+            raise
 
     async def mint(self, principal: str, ttl_s: float | None = None) -> SessionKey:
         """A new retained session's key: a bearer secret. It has a record, and no sandbox before its first call."""
@@ -331,7 +344,11 @@ class SessionManager:
             run = self._calls.begin(session, execution, on_event)
             attachment.runs.append((session, run))
             try:
-                return await self._calls.wait(session, run)
+                outcome = await self._calls.wait(session, run, execution.digest())
+                self._calls.given(session, outcome)
+                return outcome
+            except NotReached:
+                continue
             except SessionOver:
                 if attachment.cleanups != cleanups:
                     raise CallRefused("the session was cleaned up while this call waited; it did not run") from None
@@ -353,7 +370,7 @@ class SessionManager:
         """Sessions of all replicas. What the others say of theirs is up to a beat old."""
         living = await replica.living()
         records = await self._store.list(dataclasses.replace(which, phases=None, limit=self._settings.max_records))
-        infos = [self._info(record, living, replica) for record in records]
+        infos = [self._info_there(record, living, replica) for record in records]
         infos = [info for info in infos if which.phases is None or info.phase in which.phases]
         gate = asyncio.Semaphore(USAGES_AT_ONCE)
 
@@ -361,7 +378,8 @@ class SessionManager:
             if info.record.handle is None or info.phase not in LIVE:
                 return info
             async with gate:
-                return dataclasses.replace(info, usage=await self._usage_of(info.record.handle))
+                usage, title = await self._usage_of(info.record.handle), self._backend.title(info.record.handle)
+                return dataclasses.replace(info, usage=usage, sandbox=title)
 
         return list(await asyncio.gather(*(used(info) for info in infos[: which.limit])))
 
@@ -415,6 +433,10 @@ class SessionManager:
         if session is None:
             raise SessionUnknown("no open session of this key is known", session=str(key))
         return session
+
+    async def _info(self, session: Session) -> SessionInfo:
+        usage, handle = await self._usage(session), session.record.handle
+        return session.info(usage, None if handle is None else self._backend.title(handle))
 
     async def _usage(self, session: Session) -> Usage | None:
         if session.sandbox is None or session.phase not in LIVE:

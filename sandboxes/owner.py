@@ -52,6 +52,11 @@ class Owner:
         """What the agent of this sandbox keeps to prove, to a restarted host, which session it was given to."""
         return self._mac("ticket", sandbox_id, session)
 
+    def relay_key(self, purpose: str, sandbox_id: str) -> str:
+        """What a tool host and a cluster's node show each other that they have (32 bytes, as hex): of one sandbox, or
+        of a purpose that is of none."""
+        return self._mac("relay", purpose, sandbox_id)
+
     def check_ticket(self, ticket: str, sandbox_id: str, session: str) -> bool:
         """Whether this ticket was given by this owner, for this sandbox (as the engine names it) and session."""
         return hmac.compare_digest(ticket.encode(), self.ticket(sandbox_id, session).encode())

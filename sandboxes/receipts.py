@@ -49,9 +49,10 @@ def lost_outcome(
 
 
 def never_started_outcome(
-    session: SessionRecord, attempt: AttemptRecord, now: float, note: str, *, closed: bool = False
+    session: SessionRecord, attempt: AttemptRecord, now: float, note: str, *, cause: Cause | None
 ) -> Outcome:
-    """It was taken back before its code ran. `closed`: because its session was, with what that had."""
+    """Its code did not run. Where that is because the session was closed, what that had is gone."""
+    closed = cause is not None and cause.kind is CauseKind.SESSION_CLOSED
     receipt = Receipt(
         session=str(session.key),
         epoch=session.epoch,
@@ -63,6 +64,6 @@ def never_started_outcome(
         ended_at=now,
         ending=Ending.NEVER_STARTED,
         state=State.LOST if closed else State.KEPT,
-        cause=Cause(CauseKind.SESSION_CLOSED if closed else CauseKind.CANCEL),
+        cause=cause,
     )
     return Outcome(receipt, notes=(note,))

@@ -7,13 +7,15 @@ Only the event loop's thread touches it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sandboxes.admission import Slot
+from sandboxes.errors import SandboxError, SessionUnknown
 from sandboxes.events import ExecutionEvent, OnEvent
-from sandboxes.lifecycle import Changed, Lifecycle, Phase, Transition
+from sandboxes.lifecycle import OVER, Changed, Lifecycle, Phase, Transition
 from sandboxes.resources import Resource
 from sandboxes.sandbox import Sandbox
 from sandboxes.spec import Execution, Outcome, Retention, SessionKey, Usage
@@ -32,6 +34,7 @@ class Run:
     waiters: int = 0
     listeners: list[OnEvent] = field(default_factory=list)
     registered: bool = False  # it may run, or has; before that it can be taken back
+    fresh: bool = False  # the ledger did not have it before: it has run nowhere yet
     cancelled: bool = False
     outcome: Outcome | None = None
 
@@ -50,6 +53,7 @@ class SessionInfo:
     waiting: int = 0
     running: str | None = None  # attempt id
     usage: Usage | None = None
+    sandbox: str | None = None  # what people find it by
 
     @property
     def live(self) -> SessionRecord:
@@ -79,6 +83,8 @@ class Session:
         self.saving = asyncio.Lock()
         self.dirty = False
         self.disposal: asyncio.Task[None] | None = None  # of a lost sandbox, before another is started
+        self.lost_epoch = 0  # `lost_reason` is of this one's end, where it is known: a later one tells
+        self.losses_open = False  # the ledger could not be told yet what a lost sandbox took with it
         self.closed = asyncio.Event()
         self.end_note: str | None = None  # what a call that is cut off by the closing is told
         # Where several hosts share the store (see `replicas`):
@@ -122,6 +128,17 @@ class Session:
             self.update(phase=changed.target.value)
         self._on_change(self, changed)
 
+    @contextlib.contextmanager
+    def until_closed(self) -> Iterator[None]:
+        """For work with its sandbox. What fails because the session was closed meanwhile raises SessionUnknown, as it
+        would have a moment later."""
+        try:
+            yield
+        except SandboxError as error:
+            if self.phase not in OVER or isinstance(error, SessionUnknown):
+                raise
+            raise SessionUnknown("the session was closed meanwhile", session=str(self.key)) from error
+
     def touch(self, now: float) -> None:
         """It is used now."""
         self.used_at = self.here_at = now
@@ -136,7 +153,7 @@ class Session:
         self.record = dataclasses.replace(self.record, **fields)  # type: ignore[arg-type]  # named fields of a record
         self.dirty = True
 
-    def info(self, usage: Usage | None = None) -> SessionInfo:
+    def info(self, usage: Usage | None = None, sandbox: str | None = None) -> SessionInfo:
         return SessionInfo(
             record=self.current(),
             phase=self.phase,
@@ -144,6 +161,7 @@ class Session:
             waiting=len(self.queue),
             running=self.running.attempt_id if self.running else None,
             usage=usage,
+            sandbox=sandbox,
         )
 
 

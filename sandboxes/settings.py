@@ -56,5 +56,7 @@ class ManagerSettings:
     beat_s: float = 2.0
 
     health_kept_s: float = 5.0
+    health_failed_kept_s: float = 1.0  # a failure: who mended it wants to see so
+    health_s: float = 30.0  # of one check in all
     shutdown_s: float = 10.0  # for running calls to end, and again for sandboxes to go
     keep_on_shutdown: bool = True  # leave chosen and retained sessions' sandboxes for the next start

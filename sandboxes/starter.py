@@ -94,6 +94,8 @@ class Starter:
         if session.disposal is not None:
             await session.disposal
             session.disposal = None
+        if session.losses_open:  # else what may have run in the lost one could run again
+            await keeper.settle_lost(session)
         began = time.perf_counter()
         slot = await keeper.admission.acquire(session.key.principal, on_wait)
         keeper.observer.queued(session.key, "admission", time.perf_counter() - began)

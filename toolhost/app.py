@@ -43,7 +43,7 @@ class HostApp:
         self._prefix = settings.server.root_path
         self._hosts = _allowed_hosts(settings.server.allowed_hosts, loopback=settings.server.loopback)
         servers = {
-            name: create_server(namespace, files=services.sessions.files)
+            name: create_server(namespace, files=services.sessions.files, traces=services.traces)
             for name, namespace in services.namespaces.items()
         }
         attach = services.sessions.attach
@@ -116,7 +116,7 @@ def create_app(services: Services) -> HostApp:
 
 def everything(services: Services) -> Server[None]:
     """The server with the tools of every namespace."""
-    return create_aggregate(list(services.namespaces.values()), files=services.sessions.files)
+    return create_aggregate(list(services.namespaces.values()), files=services.sessions.files, traces=services.traces)
 
 
 def _allowed_hosts(explicit: tuple[str, ...] | None, *, loopback: bool) -> frozenset[str] | None:

@@ -5,6 +5,8 @@ Above: `services`, `doctor`. Below: `config`, sandboxes' public API. Engines' li
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from contextlib import closing
 from functools import partial
@@ -20,6 +22,7 @@ MEMORY_SHARE = 0.75
 DEFAULT_ENGINE = "unix:///var/run/docker.sock"
 ENGINE_ANSWER_S = 5
 FEWEST_SESSIONS = 4
+CLUSTER_SESSIONS = 100_000
 
 
 def create_backend(settings: Settings, owner: Owner) -> Backend:
@@ -28,6 +31,8 @@ def create_backend(settings: Settings, owner: Owner) -> Backend:
     With `auto` it asks the engine, and blocks for up to ENGINE_ANSWER_S.
     """
     choice = settings.sandbox.backend
+    if choice == "ray":
+        return _ray(settings, owner)
     if choice == "docker" or (choice == "auto" and engine_is_ready(settings)):
         return _docker(settings, owner)
     return _bubblewrap(settings, owner)
@@ -88,10 +93,73 @@ def _docker(settings: Settings, owner: Owner) -> Backend:
     )
 
 
+def owner_of(settings: Settings) -> Owner:
+    """Whose sandboxes this host's are: its own, or with `ray` the cluster's, which all its hosts have in a file.
+
+    Made on first use in a state directory. Raises OSError, ValueError.
+    """
+    given = settings.ray.owner_file
+    if settings.sandbox.backend == "ray" and given is not None:
+        from sandboxes.backends.ray_names import read_owner
+
+        return read_owner(given)
+    return Owner.load(settings.state_dir)
+
+
+def ray_environment(settings: Settings) -> dict[str, str]:
+    """Variables for processes of this host that speak with Ray: its token, where there is one."""
+    token = settings.ray.token_file or settings.state_dir / "cluster" / "token"
+    if settings.ray.token_file is None and not token.exists():
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+def ray_address(settings: Settings) -> str:
+    """Of the head: as set, or of the cluster that `toolhost cluster up` has joined with this state directory, or
+    "auto", which is what Ray itself finds on this machine."""
+    if settings.ray.address == "auto":
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads((settings.state_dir / "cluster" / "node.json").read_text())["address"])
+    return settings.ray.address
+
+
+def _ray(settings: Settings, owner: Owner) -> Backend:
+    from sandboxes.backends.ray import RayBackend
+    from sandboxes.backends.ray_names import LocalSettings, NodeSettings
+
+    ray = settings.ray
+    return RayBackend(
+        owner=owner,
+        address=ray_address(settings),
+        environment=ray_environment(settings),
+        node=NodeSettings(
+            owner_file=str((ray.owner_file or settings.state_dir / "owner").absolute()),
+            bind=ray.relay_host,
+            port=ray.relay_port,
+            unused_s=ray.unused_s,
+            patience_s=ray.head_patience_s,
+            abandoned_s=settings.lifecycle.fence_s,
+            local=LocalSettings(
+                backend=ray.local,
+                state_dir=str((ray.node_state_dir or settings.state_dir).absolute()),
+                environment_dir=str(settings.environment_dir.absolute()),
+                image=image(settings),
+                engine_url=engine_url(settings),
+                runtime=settings.docker.runtime,
+                networks=frozenset(settings.docker.networks),
+                timeout_s=settings.python.timeout_s,
+                fence_s=ray.fence_s,
+            ),
+        ),
+    )
+
+
 def manager_settings(settings: Settings) -> ManagerSettings:
     """What the session manager is told."""
     lifecycle, sandbox = settings.lifecycle, settings.sandbox
-    most = lifecycle.max_sessions or sessions_that_fit(sandbox.memory_bytes)
+    # In a cluster the nodes' own capacities decide, and the head says when there is none left.
+    fitting = CLUSTER_SESSIONS if sandbox.backend == "ray" else sessions_that_fit(sandbox.memory_bytes)
+    most = lifecycle.max_sessions or fitting
     return ManagerSettings(
         spec=SandboxSpec(
             limits=Limits(

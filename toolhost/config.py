@@ -129,7 +129,7 @@ class SearchSettings(Group):
 class SandboxSettings(Group):
     """What isolates, and what one sandbox may use."""
 
-    backend: Literal["auto", "bubblewrap", "docker"] = "auto"
+    backend: Literal["auto", "bubblewrap", "docker", "ray"] = "auto"
     memory_bytes: int = Field(1 << 30, ge=64 << 20)
     cpus: float = Field(1.0, gt=0)
     processes: int = Field(256, ge=16)
@@ -200,6 +200,21 @@ class DockerSettings(Group):
     host: str | None = Field(None, description="the engine's address; none: DOCKER_HOST, else this machine's")
     networks: tuple[str, ...] = Field((), description="the engine's networks that sandbox.egress may name")
     channel: Literal["auto", "socket", "attach"] = Field("auto", description="how the host and an agent talk")
+
+
+class RaySettings(Group):
+    """Sessions on the nodes of a Ray cluster (sandbox.backend = "ray"). Paths are the same on every node."""
+
+    address: str = Field("auto", description="HOST:PORT of the head; auto: the cluster of the Ray node that runs here")
+    token_file: Path | None = Field(None, description="Ray's token; none: cluster/token in state_dir if it is there")
+    owner_file: Path | None = Field(None, description="the owner's id and secret, on all nodes; none: in state_dir")
+    local: Literal["bubblewrap", "docker"] = Field("bubblewrap", description="what isolates on each node")
+    node_state_dir: Path | None = Field(None, description="where nodes keep files; none: state_dir")
+    relay_host: str = Field("", description="the address that nodes' relays bind; none: the one Ray knows a node by")
+    relay_port: int = Field(0, ge=0, le=65535, description="their port; 0: a free one, kept over restarts")
+    fence_s: float = Field(8.0, ge=2, le=600, description="a sandbox ends itself without its NodeHost for so long")
+    unused_s: float = Field(60.0, ge=5, le=86400, description="a lease in which nothing was started is given back")
+    head_patience_s: float = Field(300.0, ge=30, description="without the head for so long a node ends its sandboxes")
 
 
 class GatewaySettings(Group):
@@ -277,6 +292,7 @@ class Settings(BaseSettings):
     client: ClientSettings = ClientSettings()  # type: ignore[call-arg]
     bubblewrap: BubblewrapSettings = BubblewrapSettings()  # type: ignore[call-arg]
     docker: DockerSettings = DockerSettings()  # type: ignore[call-arg]
+    ray: RaySettings = RaySettings()  # type: ignore[call-arg]
     gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
 
     @property

@@ -42,6 +42,7 @@ from toolhost.namespaces.base import CLEANUP, CallContext, Namespace, SessionAtt
 from toolhost.namespaces.prompts import all_instructions
 from toolhost.namespaces.resources import Files
 from toolhost.progress import Progress, Send
+from toolhost.tracing import Traces, context_of
 
 log = logging.getLogger("toolhost.calls")
 
@@ -73,6 +74,14 @@ class Caller:
         return Caller(None, reason, self.rich)
 
 
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A caller, with what the request of one message says of the trace that it is part of."""
+
+    caller: Caller
+    trace: Mapping[str, str]
+
+
 FilesOf = Callable[[SessionKey], Files]
 
 
@@ -86,13 +95,13 @@ class Served:
     listed: bool = True
 
 
-def create_server(namespace: Namespace, *, files: FilesOf) -> Server[None]:
+def create_server(namespace: Namespace, *, files: FilesOf, traces: Traces | None = None) -> Server[None]:
     """The MCP server of one namespace, named after it."""
     served = [Served(namespace, tool.name, tool) for tool in namespace.tools]
-    return _server(served, files, name=namespace.name, instructions=namespace.instructions)
+    return _server(served, files, traces, name=namespace.name, instructions=namespace.instructions)
 
 
-def create_aggregate(namespaces: Sequence[Namespace], *, files: FilesOf) -> Server[None]:
+def create_aggregate(namespaces: Sequence[Namespace], *, files: FilesOf, traces: Traces | None = None) -> Server[None]:
     """One MCP server, `toolhost`, with every namespace's tools, for clients that people and agent frameworks use.
 
     A tool's name begins with its namespace, so that it collides with no other tool of a client that has many servers.
@@ -104,7 +113,7 @@ def create_aggregate(namespaces: Sequence[Namespace], *, files: FilesOf) -> Serv
         for tool in namespace.tools
     ]
     instructions = all_instructions([one.shown for one in served if one.listed])
-    return _server(served, files, name="toolhost", instructions=instructions)
+    return _server(served, files, traces, name="toolhost", instructions=instructions)
 
 
 def aggregate_name(namespace: Namespace, tool: Tool) -> str:
@@ -114,8 +123,10 @@ def aggregate_name(namespace: Namespace, tool: Tool) -> str:
     return f"{namespace.name}_{tool.name}"
 
 
-def _server(served: Sequence[Served], files: FilesOf, *, name: str, instructions: str) -> Server[None]:
-    tools = ToolSet(served)
+def _server(
+    served: Sequence[Served], files: FilesOf, traces: Traces | None, *, name: str, instructions: str
+) -> Server[None]:
+    tools = ToolSet(served, traces)
     shelf = Shelf(files)
 
     async def list_tools(_context: Context, _params: object) -> ListToolsResult:
@@ -174,7 +185,8 @@ class Shelf:
 class ToolSet:
     """The tools of one server: the listing, and the way from a call to its namespace and back to the wire."""
 
-    def __init__(self, served: Sequence[Served]) -> None:
+    def __init__(self, served: Sequence[Served], traces: Traces | None = None) -> None:
+        self._traces = traces
         self._served: dict[str, Served] = {}
         for one in served:
             self._served.setdefault(one.shown.name, one)
@@ -206,9 +218,24 @@ class ToolSet:
         params = context.params or {}
         name = params.get("name")
         started = time.monotonic()
-        result = await self._answer(caller, name, params, context.session.report_progress)
+        if self._traces is None:
+            result = await self._answer(caller, name, params, context.session.report_progress)
+        else:
+            result = await self._traced(self._traces, context, caller, name, params)
         self._log(caller, name, result, time.monotonic() - started)
         return result_on_wire(result, rich=caller is not None and caller.rich)
+
+    async def _traced(
+        self, traces: Traces, context: Context, caller: Caller | None, name: object, params: Mapping[str, Any]
+    ) -> ToolResult:
+        known = name if isinstance(name, str) and name in self._served else "unknown"  # the rest is the client's text
+        meta = params.get("_meta")
+        with traces.call(known, meta if isinstance(meta, Mapping) else {}, _trace_of(context)) as span:
+            result = await self._answer(caller, name, params, context.session.report_progress)
+            attachment = caller.attachment if caller is not None else None
+            error = result.meta.get("toolhost/error", "refused") if result.is_error else None
+            traces.answered(span, attachment.key if attachment is not None else None, error)
+        return result
 
     async def _answer(self, caller: Caller | None, name: object, params: Mapping[str, Any], report: Send) -> ToolResult:
         if caller is None or caller.attachment is None:
@@ -228,6 +255,8 @@ class ToolSet:
             async with Progress(report) as progress:
                 return await served.namespace.call(served.name, arguments, replace(around, on_event=progress))
         except (SandboxError, BadArguments) as error:
+            if row(error).status >= 500:
+                log.warning("a call could not be served: %s", error.message)
             return ToolResult(text_for(error), is_error=True, meta={"toolhost/error": row(error).code})
         except Exception as error:
             log.exception("a call failed for a reason that is not in the table of errors")
@@ -328,9 +357,19 @@ def clean(text: str) -> str:
 def _caller_of(context: Context) -> Caller | None:
     """SSE hands the caller over as it is; the SDK's HTTP transports hand over a request, the caller in its scope."""
     found = context.request
+    if isinstance(found, Traced):
+        return found.caller
     if not isinstance(found, Caller):
         found = getattr(found, "scope", {}).get(CALLER)
     return found if isinstance(found, Caller) else None
+
+
+def _trace_of(context: Context) -> Mapping[str, str]:
+    """What the request of a message says of its trace: SSE hands it over, the SDK's HTTP transports their request."""
+    found = context.request
+    if isinstance(found, Traced):
+        return found.trace
+    return context_of(getattr(found, "scope", {}).get("headers", ()))
 
 
 def _mapping(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:

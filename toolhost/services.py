@@ -23,7 +23,7 @@ from sandboxes.spec import SessionKey, SessionRequest
 from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
 from toolhost.admin import AllSessions
-from toolhost.backends import create_backend, manager_settings
+from toolhost.backends import create_backend, manager_settings, owner_of
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
 from toolhost.metrics import Metrics
@@ -31,7 +31,7 @@ from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
 from toolhost.telemetry import LogObserver
-from toolhost.tracing import traces
+from toolhost.tracing import Traces, traces
 
 if TYPE_CHECKING:
     from toolhost.gateway.service import Gateway
@@ -69,6 +69,7 @@ class Services:
     backend: Backend | None = None  # the sessions' own, to tell people about; None when they have none
     counts: Callable[[], Mapping[str, int]] | None = None  # of sessions by phase, where the manager counts them
     gateway: Gateway | None = None  # /v1/responses in this process
+    traces: Traces | None = None  # where the settings ask for them
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opened: bool = False
 
@@ -115,9 +116,9 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     """Raises ConfigurationError. `sessions`: another session manager than the one that the settings describe."""
     auth = authentication.Authenticator(settings)  # before anything else: an open bind must not start at all
     namespaces = registry.create(settings)
-    metrics = Metrics()
+    metrics, traced = Metrics(), traces(settings)
     if sessions is not None:
-        return Services(settings, sessions, namespaces, auth, metrics)
+        return Services(settings, sessions, namespaces, auth, metrics, traces=traced)
     owner = _owner(settings)
     backend = create_backend(settings, owner)
     manager = SessionManager(
@@ -125,7 +126,7 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         store=SqliteStore(settings.state_dir / "ledger.sqlite"),
         owner=owner,
         settings=manager_settings(settings),
-        observer=Observers(LogObserver(), metrics, *traces(settings)),
+        observer=Observers(LogObserver(), metrics, *([] if traced is None else [traced])),
     )
 
     def counts() -> Mapping[str, int]:
@@ -133,7 +134,7 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
 
     metrics.watch(counts)
     gateway = _gateway(settings, namespaces, manager, metrics.registry) if settings.gateway.enabled else None
-    return Services(settings, manager, namespaces, auth, metrics, backend, counts, gateway)
+    return Services(settings, manager, namespaces, auth, metrics, backend, counts, gateway, traced)
 
 
 def _gateway(
@@ -143,11 +144,12 @@ def _gateway(
     try:
         from toolhost.gateway.assembly import assemble
         from toolhost.gateway.counts import Counts
-        from toolhost.tool_factory import OwnFiles, ToolFactory
+        from toolhost.tool_factory import OwnCitations, OwnFiles, ToolFactory
     except ImportError as error:
         raise ConfigurationError("--gateway needs more packages: pip install 'toolhost[gateway]'") from error
     factory = ToolFactory(namespaces, sessions.attach, settings)
-    return assemble(settings.gateway, settings.state_dir, factory, OwnFiles(sessions.files, settings), Counts(registry))
+    files, citations = OwnFiles(sessions.files, settings), OwnCitations(sessions.resource_parts)
+    return assemble(settings.gateway, settings.state_dir, factory, files, citations, Counts(registry))
 
 
 @contextmanager
@@ -180,6 +182,6 @@ def isolation(backend: Backend) -> str:
 
 def _owner(settings: Settings) -> Owner:
     try:
-        return Owner.load(settings.state_dir)
+        return owner_of(settings)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"state directory {settings.state_dir} cannot be used: {error}") from None

@@ -57,7 +57,12 @@ def one(info: SessionInfo, attempts: Sequence[AttemptRecord]) -> dict[str, Any]:
         "close_reason": record.close_reason,
         "sandbox": None
         if handle is None
-        else {"backend": handle.backend, "id": handle.sandbox_id, "node": handle.node},
+        else {
+            "backend": handle.backend,
+            "name": info.sandbox or handle.sandbox_id,
+            "id": handle.sandbox_id,
+            "node": handle.node,
+        },
         "usage": info.usage and asdict(info.usage),
         "last_call": attempt(attempts[0]) if attempts else None,
     }

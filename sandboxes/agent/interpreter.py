@@ -42,6 +42,8 @@ globals()["__builtins__"] = BUILTINS
 EXIT_CHANNEL_LOST = 70
 # How long the first cell may keep us waiting before what cells usually need is imported, in milliseconds.
 _IDLE_BEFORE_WARMING = 50
+# How soon to look again for killed children that are not gone yet, in milliseconds.
+_REAP_AGAIN = 20
 # Characters shown of an error that no cell caused: a signal handler's or a background task's.
 _BACKGROUND_CAP = 2000
 
@@ -75,6 +77,7 @@ class Interpreter:
         self._images = Images(0, "")
         self._shell: Shell | None = None
         self._look = Look(home)
+        self._unreaped: list[int] = []
         hooks = {"linecache": self._sources.fill, "matplotlib.pyplot": self._hook_pyplot}
         sys.meta_path.insert(0, AfterImport(hooks))  # type: ignore[arg-type]
         pristine.MODULES.update(sys.modules)
@@ -93,18 +96,23 @@ class Interpreter:
             request = self._next()
             kind = request.get("t")
             if kind == "cell":
+                self._reap()
                 self._channel.send(self._answer(request))
             elif kind == "reap":
-                self._reap(request["pids"])
+                self._unreaped = [*self._unreaped, *request["pids"]]
+                self._reap()
 
-    @staticmethod
-    def _reap(pids: list[int]) -> None:
-        """Children that the supervisor killed: as zombies they would count against the process limit."""
-        for pid in pids:
+    def _reap(self) -> None:
+        """Children that the supervisor ended: as zombies they would count against the process limit. One that was
+        killed takes a moment to be one."""
+        left = []
+        for pid in self._unreaped:
             try:
-                os.waitpid(pid, os.WNOHANG)
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    left.append(pid)
             except OSError:
                 continue  # not a child of this process, or user code has waited for it
+        self._unreaped = left
 
     def _next(self) -> dict[str, Any]:
         while not self._channel.has_line():
@@ -133,6 +141,10 @@ class Interpreter:
                 self._loop.run_until_readable(self._channel)
             finally:
                 self._streams.flush()
+        again = _REAP_AGAIN
+        while self._unreaped and not poll.poll(again):
+            self._reap()
+            again = min(2 * again, 1000)
         poll.poll()
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ KILL = signal.SIGKILL
 _MULTIPLYING_S = 0.5
 _GOING_S = 1.0
 _ROUNDS = 30
+_ENDED = (b"Z", b"X")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,17 +42,28 @@ class Process:
 
 def table() -> dict[int, Process]:
     """Every process that can be seen, zombies left out."""
+    return {pid: process for pid, process in _all().items() if process.state not in _ENDED}
+
+
+def unreaped(parent: int, since: int) -> set[tuple[int, int]]:
+    """Children of `parent` that started at or after `since` and have ended, and that it has not waited for."""
+    return {
+        (process.pid, process.started)
+        for process in _all().values()
+        if process.parent == parent and process.started >= since and process.state in _ENDED
+    }
+
+
+def _all() -> dict[int, Process]:
     found = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib doubles the start time
         if not name.isdecimal():
             continue
         try:
             with open(f"/proc/{name}/stat", "rb", buffering=0) as file:  # noqa: PTH123
-                process = Process(int(name), file.read(1024))
+                found[int(name)] = Process(int(name), file.read(1024))
         except (OSError, ValueError, IndexError):
             continue
-        if process.state not in (b"Z", b"X"):
-            found[process.pid] = process
     return found
 
 
@@ -116,10 +128,13 @@ class Ender:
         keep_roots = set(keep_roots)
         return self._end(lambda: self._doomed(keep_roots))
 
-    def end_since(self, tick: int, keep_roots: Iterable[int], survivor: int) -> list[int]:
+    def end_since(
+        self, tick: int, keep_roots: Iterable[int], survivor: int, ended_before: set[tuple[int, int]]
+    ) -> list[int]:
         """Kills what an execution started, at or after `tick`, while `survivor`, which ran it, lives on: neither
         what descends from `keep_roots` nor what was adopted. What forks too fast to be outrun takes all with
-        it. Returns those of the killed that are the survivor's children, and so its own to reap."""
+        it. Returns the survivor's children that were ended, here or by an interrupt before: they are its own to reap.
+        Of those `ended_before` the interrupts the user's code may still want to know how."""
         keep_roots = set(keep_roots)
         orphaned: set[int] = set()
 
@@ -133,7 +148,7 @@ class Ender:
             return doomed
 
         self._end(started)
-        return sorted(orphaned)
+        return sorted(orphaned | {pid for pid, _ in unreaped(survivor, tick) - ended_before})
 
     def _end(self, look: Callable[[], dict[int, Process]]) -> bool:
         """Kills what `look` finds until it finds nothing new. What was killed is not counted as multiplying while it

@@ -8,7 +8,7 @@ from __future__ import annotations
 from time import time
 
 from .memory import MemoryWatch
-from .processes import tick
+from .processes import tick, unreaped
 from .python_process import Interpreter
 from .run import images
 from .signals import signal
@@ -44,7 +44,7 @@ class Python:
         executions: Executions,
         launcher: str,
         end_rest: Callable[[], None],
-        end_since: Callable[[int, int], list[int]],
+        end_since: Callable[[int, int, set[tuple[int, int]]], list[int]],
     ) -> None:
         self._config = config
         self._loop = loop
@@ -55,6 +55,7 @@ class Python:
         self._end_rest = end_rest
         self._end_since = end_since
         self._began = 0
+        self._ended_before: set[tuple[int, int]] = set()
         self._interpreter: Interpreter | None = None
         self._start_timer: Timer | None = None
         self._starting_output = b""
@@ -103,7 +104,7 @@ class Python:
 
     def restart(self, then: Callable[[], None]) -> None:
         """Kills the interpreter; its death starts the next, and then calls `then`."""
-        if self._run is not None and self._run.why is None:
+        if self._run is not None and self._run.started_at is not None and self._run.why is None:
             self._run.why = "operator"
         if self._interpreter is None:
             then()
@@ -130,19 +131,37 @@ class Python:
         interpreter.output.drain()
         if interpreter is self._interpreter:
             self._interpreter = None
-        if not interpreter.ready:
+        if not interpreter.ready and not interpreter.condemned:
             # A file that these read at import, a settings file say, can be what keeps it from starting.
             self._preimports = []
         run, self._run = self._run, None
-        if run is not None:
-            self._end_of(run, interpreter, status, peak_bytes)
-        if interpreter.ready:
-            self._relaunch()
-        if run is not None:
-            self._executions.ended(run)
+        if run is not None and run.started_at is None and interpreter.condemned:
+            self._start_again(run)
+        else:
+            self._over(run, interpreter, status, peak_bytes)
         calls, self._after_death = self._after_death, []
         for call in calls:
             call()
+
+    def _over(self, run: Run | None, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
+        if run is not None:
+            self._end_of(run, interpreter, status, peak_bytes)
+        elif interpreter.misused:
+            self._executions.background(
+                b"[The interpreter was ended: something wrote to its control channel. Variables are lost.]\n"
+            )
+        if interpreter.ready or interpreter.condemned:
+            self._relaunch()
+        if run is not None:
+            self._executions.ended(run)
+
+    def _start_again(self, run: Run) -> None:
+        """It was to run in an interpreter that had been killed already: in the next one, then."""
+        try:
+            self.start(run)
+        except SpawnError as error:
+            run.note(f"It could not be started: {error}.")
+            self._executions.ended(run)
 
     def _relaunch(self) -> None:
         try:
@@ -176,7 +195,7 @@ class Python:
             self._run = None
             run.state = "lost"  # there is no interpreter that could keep it
             raise
-        if self.ready:
+        if self._interpreter is not None and self._interpreter.ready and not self._interpreter.condemned:
             self._begin(run)
 
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
@@ -212,8 +231,7 @@ class Python:
                 b" Variables are lost.]\n"
             )
         interpreter.occupied = True
-        interpreter.signal_group(signal.SIGKILL)
-        interpreter.signal(signal.SIGKILL)
+        interpreter.kill()
 
     def _interrupt(self, run: Run, *, wide: bool) -> None:
         """`wide`: also what it started, as a terminal would. Not at first: a server that an earlier cell started
@@ -227,16 +245,16 @@ class Python:
             run.cause = {"kind": run.why, "rung": None, "signal": None, "exit_code": None, "limit": None}
             self._executions.ended(run)
             return
-        interpreter.signal(signal.SIGCONT)
         if wide:
             interpreter.signal_group(signal.SIGINT)
         else:
+            self._ended_before = unreaped(interpreter.pid, self._began)
             interpreter.signal(signal.SIGINT)
+        interpreter.signal(signal.SIGCONT)  # last: what is stopped must not run on before the interrupt is there
 
     def _kill(self) -> None:
         if self._interpreter is not None:
-            self._interpreter.signal_group(signal.SIGKILL)
-            self._interpreter.signal(signal.SIGKILL)
+            self._interpreter.kill()
 
     def _wrote(self, interpreter: Interpreter, data: bytes) -> None:
         if not interpreter.ready:
@@ -262,7 +280,7 @@ class Python:
             run.escaped()
         self._taking.answered(interpreter, max(0.0, run.timeout - (time() - run.started_at)))
         if run.why is not None:
-            interpreter.reap(self._end_since(self._began, interpreter.pid))
+            interpreter.reap(self._end_since(self._began, interpreter.pid, self._ended_before))
         interpreter.output.drain()
         self._run = None
         value, error = frame.get("value"), frame.get("error")

@@ -52,6 +52,8 @@ class Interpreter:
         self.occupied = False
         self.ready = False
         self.doomed = False
+        self.condemned = False
+        """It was killed, and its death has not been seen yet: it is sent no more."""
         self._received = b""
         self._unsent = b""
         ours, theirs = _socket.socketpair()
@@ -130,6 +132,12 @@ class Interpreter:
         if not self.doomed:
             send_group(self.pid, number)
 
+    def kill(self) -> None:
+        """Ends it and its group."""
+        self.condemned = True
+        self.signal_group(9)
+        self.signal(9)
+
     def close(self) -> None:
         """Closes the channel. The output pipe lives until its last writer is gone."""
         if self._fd >= 0:
@@ -194,6 +202,7 @@ class Interpreter:
     def fail(self) -> None:
         """It is not our interpreter any more that speaks: end it; its death is then reported like any other."""
         self.misused = True
+        self.condemned = self.ready  # one that talks nonsense at its start is no interpreter, and nor is the next
         self._received = b""
         self.close()
         send(self.pid, 9)

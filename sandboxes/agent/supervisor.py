@@ -148,9 +148,9 @@ class Supervisor:
         if not self._ender.end_all_but([*self._workers(), *self._shells.pids]):
             self._executions.note_all_ended()
 
-    def _end_started(self, since: int, survivor: int) -> list[int]:
+    def _end_started(self, since: int, survivor: int, ended_before: set[tuple[int, int]]) -> list[int]:
         """An execution was stopped and its interpreter survived: what it had started does not."""
-        return self._ender.end_since(since, [*self._workers(), *self._shells.pids], survivor)
+        return self._ender.end_since(since, [*self._workers(), *self._shells.pids], survivor, ended_before)
 
     def _disk_full(self, used: int, names: int) -> None:
         limit = self._config.disk_bytes or 0

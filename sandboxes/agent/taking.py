@@ -69,6 +69,6 @@ class Taking:
         elif monotonic() >= self._until:
             self._interrupted = True
             self._until = monotonic() + self._grace_s
-            interpreter.signal(signal.SIGCONT)
             interpreter.signal(signal.SIGINT)
+            interpreter.signal(signal.SIGCONT)
         self._timer = self._loop.after(_LOOK_S, self._look)

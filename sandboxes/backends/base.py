@@ -123,6 +123,10 @@ class Backend(abc.ABC):
     async def list_owned(self) -> Sequence[Handle]:
         """Every sandbox of this owner, running or ended, also of an earlier process. Never another owner's."""
 
+    def title(self, handle: Handle) -> str:
+        """What people find it by on its machine, with the tools of what runs it. Asks nothing."""
+        return handle.sandbox_id
+
     @abc.abstractmethod
     async def list_workspaces(self) -> Sequence[str]:
         """The names of all workspaces, also of those that no sandbox has any more."""

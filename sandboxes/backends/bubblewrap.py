@@ -169,6 +169,9 @@ class BubblewrapBackend(Backend):
     async def list_workspaces(self) -> Sequence[str]:
         return await self._call(self._callers, CALL_S, self._opened_sandboxes().workspaces.names)
 
+    def title(self, handle: Handle) -> str:
+        return f"pid {handle.instance.split('-')[1]}" if handle.instance.count("-") == 2 else handle.sandbox_id
+
     # --- launching -----------------------------------------------------------------------------------------------
 
     async def _launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:

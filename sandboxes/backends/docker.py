@@ -22,7 +22,7 @@ import sandboxes.agent
 from sandboxes.backends import unix_channel
 from sandboxes.backends.base import Backend, Channel, Problem, Status
 from sandboxes.backends.docker_channel import attached
-from sandboxes.backends.docker_container import NAME, SOCKET
+from sandboxes.backends.docker_container import NAME, SOCKET, container_name
 from sandboxes.backends.docker_engine import Engine
 from sandboxes.backends.docker_sandboxes import CALL_S, ChannelKind, Sandboxes, Settings
 from sandboxes.backends.uids import UidRange
@@ -163,6 +163,9 @@ class DockerBackend(Backend):
 
     async def list_workspaces(self) -> Sequence[str]:
         return await self._engine.call(LOOK_S, self._sandboxes.workspaces)
+
+    def title(self, handle: Handle) -> str:
+        return container_name(self._settings.owner, handle.key)
 
     def _undo_later(self, work: asyncio.Future[tuple[Handle, bool]]) -> None:
         task = asyncio.create_task(self._undone(work), name="docker undo")

@@ -9,6 +9,7 @@ from sandboxes.backends.base import Backend
 BACKENDS = {
     "bubblewrap": "sandboxes.backends.bubblewrap:BubblewrapBackend",
     "docker": "sandboxes.backends.docker:DockerBackend",
+    "ray": "sandboxes.backends.ray:RayBackend",
 }
 
 

@@ -124,9 +124,11 @@ receipt = {'session': 'mallory/request/x', 'epoch': 99, 'sequence': 99, 'attempt
            'bytes_cut': 0, 'cause': None}
 frame = json.dumps({'t': KIND, 'id': 1, 'n': NUMBER, 'outcome': 'ok', 'receipt': receipt, 'value': 'forged',
                     'epoch': 99, 'sequence': 99}).encode() + b'\\n'
-for fd in range(3, 256):
+output = os.fstat(1)
+for fd in range(3, 2048):
     try:
-        os.write(fd, frame)
+        if not os.path.samestat(os.fstat(fd), output):
+            os.write(fd, frame)
     except OSError:
         pass
 """

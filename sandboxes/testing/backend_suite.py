@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -22,8 +23,20 @@ from sandboxes.stores.base import SessionFilter
 from sandboxes.testing.host import Recorder, SuiteHost, attach, crash, request, text_of, until
 
 ENDLESS = "while True:\n    pass"
-STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True:\n    pass"
+STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('begun')\nwhile True:\n    pass"
+BEGUN = f"print('begun')\n{ENDLESS}"  # for `begun`
 SOON_S = 20.0  # a bound, not an expectation
+BRIEF_S = 1.0  # a deadline to be met by what hangs: code that is to hang by then must have got there on a busy machine
+
+# Waits for a file that the test makes.
+UNTIL_GO = """import asyncio
+while True:
+    try:
+        open('/mnt/data/go').close()
+        break
+    except OSError:
+        await asyncio.sleep(0.01)
+"""
 
 
 async def run(at: Attachment, code: str, *, attempt: str = "", timeout_s: float = 20.0) -> Outcome:
@@ -31,11 +44,20 @@ async def run(at: Attachment, code: str, *, attempt: str = "", timeout_s: float 
 
 
 async def started(at: Attachment, code: str, *, attempt: str = "") -> asyncio.Task[Outcome]:
-    """A call whose code runs now."""
+    """A call whose code was sent to its interpreter. Where it matters how far it has come, use `begun`."""
+    return await _call(at, code, attempt, Started)
+
+
+async def begun(at: Attachment, code: str, *, attempt: str = "") -> asyncio.Task[Outcome]:
+    """A call whose code has printed: what it does before that is done."""
+    return await _call(at, code, attempt, Printed)
+
+
+async def _call(at: Attachment, code: str, attempt: str, sign: type[ExecutionEvent]) -> asyncio.Task[Outcome]:
     running = asyncio.Event()
 
     def on_event(event: ExecutionEvent) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, sign):
             running.set()
 
     call = asyncio.create_task(at.run(Execution(PythonCall(code), attempt_id=attempt, timeout_s=60), on_event))
@@ -169,7 +191,7 @@ class BackendSuite:
             at = attach(manager, "a")
             await run(at, "x = 1")
             for endless in (ENDLESS, "import time\ntime.sleep(1e9)", "import asyncio\nawait asyncio.Event().wait()"):
-                outcome = await run(at, f"print('begun')\n{endless}", timeout_s=0.4)
+                outcome = await run(at, f"print('begun')\n{endless}", timeout_s=BRIEF_S)
                 assert outcome.receipt.ending is Ending.TIMED_OUT
                 assert outcome.receipt.state is State.KEPT
                 assert outcome.receipt.cause is not None
@@ -180,7 +202,7 @@ class BackendSuite:
     async def test_what_ignores_interrupts_is_killed_and_the_next_call_works(self, host: SuiteHost) -> None:
         async with host.manager() as manager:
             at = attach(manager, "a")
-            outcome = await run(at, STUBBORN, timeout_s=0.3)
+            outcome = await run(at, STUBBORN, timeout_s=BRIEF_S)
             assert outcome.receipt.state is State.LOST
             assert outcome.receipt.cause is not None
             assert outcome.receipt.cause.rung is Rung.KILL
@@ -208,7 +230,7 @@ class BackendSuite:
         async with host.manager() as manager:
             at = attach(manager, "a")
             await run(at, "x = 5")
-            call = await started(at, ENDLESS, attempt="endless")
+            call = await begun(at, BEGUN, attempt="endless")
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
@@ -219,7 +241,7 @@ class BackendSuite:
     async def test_the_operator_can_interrupt_and_restart(self, host: SuiteHost) -> None:
         async with host.manager() as manager:
             at = attach(manager, "a")
-            call = await started(at, ENDLESS)
+            call = await begun(at, BEGUN)
             assert await manager.interrupt(at.key)
             assert (await call).receipt.ending is Ending.INTERRUPTED
             await run(at, "x = 1")
@@ -233,10 +255,11 @@ class BackendSuite:
         async with host.manager() as manager:
             at = attach(manager, "a")
             await run(at, "order = []")
-            first = await started(at, "import asyncio\norder.append(0)\nawait asyncio.sleep(1.5)")
+            first = await started(at, f"order.append(0)\n{UNTIL_GO}")
             rest = [asyncio.create_task(run(at, f"order.append({n})")) for n in (1, 2, 3)]
             assert text_of(await run(attach(manager, "b"), "'prompt'")) == "'prompt'"
             assert not first.done()
+            await manager.files(at.key).put("go", _nothing(), 1)
             await asyncio.gather(first, *rest)
             assert text_of(await run(at, "order")) == "[0, 1, 2, 3]"
 
@@ -416,12 +439,12 @@ class BackendSuite:
         async with host.manager() as manager:
             key = request("a").key
 
-            async def pieces() -> object:
+            async def pieces() -> AsyncIterator[bytes]:
                 yield b"x" * 300_000
                 yield b"y" * 300_000
 
             files = manager.files(key)
-            assert await files.put("big.bin", pieces(), 1 << 20) == 600_000  # type: ignore[arg-type]
+            assert await files.put("big.bin", pieces(), 1 << 20) == 600_000
             (info,) = (await files.list()).files
             assert (info.path.rsplit("/", 1)[-1], info.size) == ("big.bin", 600_000)
             content = b"".join([piece async for piece in files.get("big.bin", 1 << 20)])
@@ -430,3 +453,7 @@ class BackendSuite:
                 await attach(manager, "a").read_file("big.bin", 1000)
             await files.remove("big.bin")
             assert (await files.list()).files == []
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    yield b""

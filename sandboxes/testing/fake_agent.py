@@ -188,8 +188,10 @@ class FakeAgent:
                     self._attempts.pop(str(attempt), None)
                 await reply("ok")
             case "restart":
-                if self._running is not None:
-                    await self._climb(self._running, Cause(CauseKind.OPERATOR), kill=True)
+                if (running := self._running) is not None:
+                    await self._climb(running, Cause(CauseKind.OPERATOR), kill=True)
+                    async with running.changed:
+                        await running.changed.wait_for(lambda: running.outcome is not None)
                 else:
                     self._new_epoch()
                 await reply("ok", epoch=self._epoch)

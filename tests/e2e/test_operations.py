@@ -259,6 +259,30 @@ async def test_files_and_archives_follow_no_link_out_of_the_sandbox(tmp_path: Pa
             assert file.read() == content
 
 
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_session_is_shown_with_the_name_that_its_sandbox_has_on_the_machine(
+    tmp_path: Path, backend: str
+) -> None:
+    with operated(tmp_path, backend) as host:
+        await asyncio.to_thread(host.start)
+        await python(host, {"x-session-id": "a"}, "1")
+        (running,) = running_sandboxes(host)
+        shown = await asyncio.to_thread(
+            lambda: toolhost("sessions", "show", "a", env={"TOOLHOST_CLIENT__URL": host.url})
+        )
+        name = dict(line.split("\t") for line in shown.stdout.splitlines())["sandbox"]
+        known = f"bubblewrap pid {running}" if backend == "bubblewrap" else f"docker {_container_name(running)}"
+        assert name == known
+
+
+def _container_name(container: str) -> str:
+    command = ["docker", "inspect", "--format", "{{.Name}}", container]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip().lstrip("/")
+
+
 # --- faults from outside ---------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ def code(number: int, round_: int, seconds: float = 0.0) -> tuple[str, str]:
 
 
 async def call(host: RunningHost, number: int, round_: int, seconds: float = 0.0) -> str:
+    """What the code said: its count. The same again is the same attempt."""
     text, ident = code(number, round_, seconds)
     return first_line(await python(host, key(number), text, attempt=ident))
 
@@ -106,7 +107,7 @@ async def survive(host: RunningHost, moment: str, chance: random.Random, session
     await asyncio.to_thread(host.start)
     start_s = time.monotonic() - began
     await asyncio.gather(*(call(host, number, 0) for number in range(sessions)))
-    tried = {number: [f"{number}-0"] for number in range(sessions)}
+    tried = {number: [0.0] for number in range(sessions)}  # how long each attempt of a session takes
     closing: set[int] = set()
     work: list[asyncio.Task[object]] = []
     if moment in ("start-up", "adoption"):
@@ -116,13 +117,13 @@ async def survive(host: RunningHost, moment: str, chance: random.Random, session
         await asyncio.sleep(chance.uniform(low, high) * start_s)
     elif moment == "creation":
         for number in range(sessions, sessions * 2):
-            tried[number] = [f"{number}-0"]
+            tried[number] = [0.0]
             work.append(asyncio.create_task(call(host, number, 0)))
         await asyncio.sleep(chance.uniform(0.0, 0.6))
     elif moment == "call":
         for number in range(sessions):
-            tried[number].append(f"{number}-1")
-            work.append(asyncio.create_task(call(host, number, 1, chance.uniform(0.0, 0.4))))
+            tried[number].append(chance.uniform(0.0, 0.4))
+            work.append(asyncio.create_task(call(host, number, 1, tried[number][1])))
         await asyncio.sleep(chance.uniform(0.0, 0.6))
     else:
         closing = set(range(0, sessions, 2))
@@ -135,15 +136,13 @@ async def survive(host: RunningHost, moment: str, chance: random.Random, session
 
     await asyncio.to_thread(host.start)
     for number, attempts in tried.items():
+        idents = [f"{number}-{round_}" for round_ in range(len(attempts))]
         if number in closing:
-            n, lines = await seen(host, number)
-            assert (n, lines) in ((1, attempts), (0, [])), "closed as a whole, or not at all"
+            assert await seen(host, number) in ((1, idents), (0, [])), "closed as a whole, or not at all"
             continue
-        for attempt in attempts:
-            await python(host, key(number), code(number, int(attempt.rpartition("-")[2]))[0], attempt=attempt)
-        n, lines = await seen(host, number)
-        assert lines == attempts, "each ran once"
-        assert n == len(attempts)
+        for round_, seconds in enumerate(attempts):
+            assert await call(host, number, round_, seconds) == str(round_ + 1), "the first result, or the first run"
+        assert await seen(host, number) == (len(attempts), idents), "each ran once"
     await no_orphans(host)
     await close_all(host)
 

@@ -12,6 +12,7 @@ import pytest
 
 from sandboxes import client as client_module
 from sandboxes.errors import (
+    AttemptConflict,
     AttemptExpired,
     AttemptUnknown,
     CallRefused,
@@ -609,6 +610,40 @@ async def test_a_resource_is_shared_stored_and_closed_with_its_session(world: Wo
         await manager.resource_parts(again.key, "notes")
 
 
+async def test_a_restart_by_the_operator_is_told_once_by_the_call_that_it_ended_or_else_by_the_next(
+    world: World,
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    assert await manager.restart(at.key) == 2
+    told = await run(at, "x")
+    assert "operator restarted" in (told.state_lost_before or "")
+    assert (await run(at, "x = 1")).state_lost_before is None
+
+    call = await started(at, ENDLESS)
+    assert await manager.restart(at.key) == 3
+    ended = await call
+    assert (ended.receipt.state, ended.receipt.epoch, ended.state_lost_before) == (State.LOST, 2, None)
+    after = await run(at, "x")
+    assert (after.receipt.ending, after.state_lost_before) == (Ending.RAISED, None), "it was told already"
+
+
+async def test_work_that_a_closing_cuts_off_says_that_the_session_was_closed(world: World) -> None:
+    manager = await world.manager()
+    for number, work in enumerate((manager.restart, lambda key: manager.files(key).list())):
+        at = attach(manager, f"s{number}")
+        await run(at, "x = 1")
+        (sandbox,) = world.sandboxes
+        sandbox.agent.mute = True
+        cut = asyncio.create_task(work(at.key))  # type: ignore[arg-type]  # a coroutine each
+        await asyncio.sleep(0.01)
+        assert await manager.close_session(at.key)
+        with pytest.raises(SessionUnknown, match="closed meanwhile"):
+            await cut
+        await world.empty()
+
+
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -670,20 +705,149 @@ async def test_sandboxes_that_did_not_outlive_the_host_are_told_and_their_attemp
     assert (outcome.receipt.epoch, outcome.receipt.ending) == (2, Ending.RAISED)
 
 
-async def test_an_attempt_that_never_reached_the_sandbox_is_settled_as_never_started(world: World) -> None:
+async def restarted(world: World, manager: SessionManager) -> SessionManager:
+    """Another process after `kill -9` of the first."""
+    await crash(manager)
+    world.managers.remove(manager)
+    return await world.manager()
+
+
+async def registered(world: World, manager: SessionManager, at: Attachment, code: str, attempt: str) -> None:
+    """The ledger has an attempt, and the host got no further."""
+    incarnation = manager._keeper.sessions[at.key].record.incarnation
+    digest = Execution(PythonCall(code), attempt_id=attempt).digest()
+    await world.store.register(AttemptRecord(at.key, incarnation, attempt, digest, world.clock.now()))
+
+
+async def losing(world: World, manager: SessionManager, at: Attachment) -> None:
+    """The session's sandbox dies between calls: the next outcome tells."""
+    await run(at, "x = 1")
+    world.sandboxes[0].agent.die()
+    await until(lambda: manager.counts[Phase.LOST] == 1)
+
+
+@pytest.mark.parametrize("sent_again", [True, False])
+async def test_a_loss_that_a_call_was_to_tell_while_the_host_was_killed_is_told_once_to_who_comes(
+    world: World, sent_again: bool
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await losing(world, manager, at)
+    code = "import asyncio\nawait asyncio.sleep(0.1)\nn = 1"
+    call = await started(at, code, attempt="first")
+    await crash(manager)
+    world.managers.remove(manager)
+    await asyncio.gather(call, return_exceptions=True)
+    await until(lambda: all(sandbox.agent._running is None for sandbox in world.sandboxes))  # it ends meanwhile
+    manager = await world.manager()
+    at = attach(manager, "a")
+    if sent_again:
+        assert "the sandbox is gone" in ((await run(at, code, attempt="first")).state_lost_before or "")
+    outcome = await run(at, "n")
+    assert text_of(outcome) == "1"
+    assert ("the sandbox is gone" in (outcome.state_lost_before or "")) is not sent_again
+    assert (await run(at, "n")).state_lost_before is None
+
+
+async def test_a_loss_that_was_told_is_not_told_again_after_a_kill(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await losing(world, manager, at)
+    assert (await run(at, "n = 1")).state_lost_before is not None
+    manager = await restarted(world, manager)
+    at = attach(manager, "a")
+    outcome = await run(at, "n")
+    assert (text_of(outcome), outcome.state_lost_before) == ("1", None)
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at-once", "later"])
+async def test_an_attempt_that_was_registered_and_never_reached_the_sandbox_runs_when_it_is_sent_again(
+    world: World, at_once: bool
+) -> None:
+    """The moment of a kill that `make torture` found: between the ledger's commit and the agent."""
     manager = await world.manager()
     at = attach(manager, "a")
     await run(at, "x = 1")
-    session = manager._keeper.sessions[at.key]
-    execution = Execution(PythonCall("x = 2"), attempt_id="early")
-    await world.store.register(
-        AttemptRecord(at.key, session.record.incarnation, "early", execution.digest(), world.clock.now())
-    )
-    await crash(manager)
-    world.managers.remove(manager)
+    await registered(world, manager, at, "x += 1", "early")
+    manager = await restarted(world, manager)
+    at = attach(manager, "a")
+    if not at_once:  # the attempt was looked for in the sandbox
+        collected = await manager.collect(at.key, "early")
+        assert (collected.receipt.ending, collected.receipt.cause) == (Ending.NEVER_STARTED, None)
+        assert "nothing ran" in collected.notes[0]
+        with pytest.raises(AttemptConflict):
+            await run(at, "x += 2", attempt="early")
+    for _ in range(2):
+        assert (await run(at, "x += 1", attempt="early")).receipt.ending is Ending.OK
+    assert text_of(await run(at, "x")) == "2"
+    assert world.sandboxes[0].agent.executed.count("early") == 1
+
+
+async def test_an_attempt_is_not_run_again_in_another_sandbox_when_its_own_is_found_dead_by_the_retry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "REPLY_S", 0.1)
     manager = await world.manager()
-    assert (await manager.collect(at.key, "early")).receipt.ending is Ending.NEVER_STARTED
-    assert text_of(await run(attach(manager, "a"), "x")) == "1"
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    world.sandboxes[0].agent.slow_s = 0.3
+    with pytest.raises(ChannelLost):
+        await run(at, "x += 1", attempt="astray")
+    world.sandboxes[0].agent.die()
+    outcome = await run(at, "x += 1", attempt="astray")
+    assert outcome.receipt.ending is Ending.LOST
+    assert all("astray" not in sandbox.agent.executed for sandbox in world.sandboxes)
+
+
+async def test_while_the_ledger_cannot_be_told_of_a_loss_no_other_sandbox_starts_that_could_run_it_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "REPLY_S", 0.1)
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    world.sandboxes[0].agent.slow_s = 0.3
+    with pytest.raises(ChannelLost):
+        await run(at, "x += 1", attempt="astray")
+    world.store.full = True
+    world.sandboxes[0].agent.die()
+    for attempt in ("", "astray"):
+        with pytest.raises(StoreUnavailable):
+            await run(at, "x += 1", attempt=attempt)
+    world.store.full = False
+    assert (await run(at, "x += 1", attempt="astray")).receipt.ending is Ending.LOST
+    outcome = await run(at, "'other'")
+    assert (text_of(outcome), outcome.receipt.epoch) == ("'other'", 2)
+    assert "files are kept" in (outcome.state_lost_before or "")
+
+
+async def test_a_retry_joins_what_is_being_fetched_from_the_sandbox_whatever_the_ledger_knew(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, "import asyncio\nawait asyncio.sleep(0.2)\n'once'")
+    (ident,) = manager._keeper.sessions[at.key].runs  # minted: the ledger has nothing of it
+    manager = await restarted(world, manager)
+    await asyncio.gather(call, return_exceptions=True)
+    at = attach(manager, "a")
+    other = asyncio.create_task(run(at, "'other'", attempt=ident))
+    assert text_of(await run(at, "import asyncio\nawait asyncio.sleep(0.2)\n'once'", attempt=ident)) == "'once'"
+    with pytest.raises(AttemptConflict):
+        await other
+    assert world.sandboxes[0].agent.executed.count(ident) == 1
+
+
+async def test_what_ran_in_a_first_sandbox_that_the_ledger_never_heard_of_is_lost_and_not_run_again(
+    world: World,
+) -> None:
+    """The host died between the commit of the attempt and that of the session's record, and the sandbox with it."""
+    manager = await world.manager()
+    at = attach(manager, "a")
+    (await manager._keeper.open(at.request)).touch(world.clock.now())
+    await registered(world, manager, at, "x = 1", "first")
+    manager = await restarted(world, manager)
+    at = attach(manager, "a")
+    assert (await run(at, "x = 1", attempt="first")).receipt.ending is Ending.LOST
+    assert text_of(await run(at, "1 + 1")) == "2"
 
 
 async def test_requests_without_a_connection_go_after_the_grace_of_a_restart(world: World) -> None:
@@ -772,6 +936,21 @@ async def test_health_is_checked_once_for_many_and_again_after_a_while(world: Wo
         with pytest.raises(EngineUnavailable):
             await manager.health()
     assert world.engine.calls["launch"] == 2
+    del world.engine.fails["launch"]
+    await world.clock.advance(1.1)  # a failure is kept for less
+    await manager.health()
+    assert world.engine.calls["launch"] == 3
+    await world.empty()
+
+
+async def test_a_check_that_hangs_is_a_failure_of_its_own_and_the_next_is_not_kept_waiting_by_it(world: World) -> None:
+    manager = await world.manager(health_s=0.05)
+    world.engine.delays_s["launch"] = 3600.0
+    with pytest.raises(EngineUnavailable, match=r"did not end in 0\.05 s"):
+        await manager.health()
+    world.engine.delays_s.clear()
+    await world.clock.advance(1.1)
+    await manager.health()
     await world.empty()
 
 

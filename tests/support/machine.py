@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from tests.clients.environments import ENVIRONMENTS
+from tests.support.cluster import no_cluster
 
 # The image that sandboxes on an engine run in; `toolhost setup --docker` builds it.
 IMAGE = os.environ.get("TOOLHOST_TEST_IMAGE", "toolhost-python:latest")
@@ -88,4 +89,5 @@ MARKS = {
     "science": functools.partial(no_client, "science"),
     "vllm": functools.partial(no_client, "vllm"),
     "clients": functools.partial(no_clients, *CLIENTS),
+    "ray": no_cluster,
 }

@@ -29,6 +29,7 @@ from toolhost.metrics import Metrics
 from toolhost.namespaces import registry
 from toolhost.observers import Observers
 from toolhost.services import Services
+from toolhost.tracing import Traces
 
 OWNER = Owner("0123456789abcdef", b"s" * 32)
 
@@ -102,6 +103,7 @@ async def managed(
     *,
     tokens: dict[str, str] | None = None,
     observers: tuple[Observer, ...] = (),
+    traces: Traces | None = None,
     manager: dict[str, Any] | None = None,
     **groups: Any,
 ) -> AsyncIterator[ManagedHost]:
@@ -115,10 +117,11 @@ async def managed(
         store=MemoryStore(),
         owner=OWNER,
         settings=ManagerSettings(**(manager or {})),
-        observer=Observers(*observers, metrics),
+        observer=Observers(*observers, metrics, *([] if traces is None else [traces])),
     )
     metrics.watch(lambda: sessions.counts)
-    app = create_app(Services(settings, sessions, registry.create(settings), Authenticator(settings), metrics))
+    namespaces, auth = registry.create(settings), Authenticator(settings)
+    app = create_app(Services(settings, sessions, namespaces, auth, metrics, traces=traces))
     async with _served(app) as port:
         yield ManagedHost(port, sessions, engine, metrics, tokens or {})
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandboxes.errors import EngineUnavailable, NoCapacity
 from sandboxes.lifecycle import Changed
 from sandboxes.observer import NullObserver
-from sandboxes.spec import Retention, SessionKey
+from sandboxes.spec import SessionKey
 from tests.support.waiting import until
 from tests.toolhost.managed import ManagedHost, key_of, managed, tokens_file
 from toolhost.auth import Scope
@@ -115,30 +116,78 @@ async def test_an_observer_that_fails_harms_neither_calls_nor_the_others(
     assert "an observer failed" in caplog.text
 
 
-async def test_spans_have_the_times_and_names_of_what_happened_and_no_secret(tmp_path: Path) -> None:
-    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="no OpenTelemetry SDK (pip install 'toolhost[otel]')")
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+class Spans:
+    """Keeps the spans of a host in memory."""
 
-    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    async with managed(tmp_path, observers=(Traces(provider.get_tracer("test")),)) as host:
-        with provider.get_tracer("test").start_as_current_span("the call") as call:
-            outcome = await host.run("Zq3xK9vT7mW1pR5nL8cY2bH6", "1", retention=Retention.RETAINED, attempt="mine")
-    spans = {span.name: span for span in exporter.get_finished_spans()}
-    assert {"execution", "sandbox start", "queue for admission", "engine launch"} <= spans.keys()
-    execution = spans["execution"]
-    assert execution.attributes["toolhost.attempt"] == "mine"
-    assert execution.attributes["toolhost.ending"] == "ok"
-    assert execution.end_time - execution.start_time == pytest.approx(
-        (outcome.receipt.ended_at - (outcome.receipt.started_at or 0)) * 1e9, abs=1e3
-    )
-    assert execution.parent.span_id == call.get_span_context().span_id
-    assert "Zq3xK9" not in str([dict(span.attributes) for span in spans.values()])
+    def __init__(self) -> None:
+        sdk = pytest.importorskip(
+            "opentelemetry.sdk.trace", reason="no OpenTelemetry SDK (pip install 'toolhost[otel]')"
+        )
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        self._exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.traces = Traces(provider.get_tracer("test"))
+
+    def of(self, trace: int) -> dict[str, Any]:
+        """Those of one trace, by name."""
+        found = self._exporter.get_finished_spans()
+        return {span.name: span for span in found if span.context.trace_id == trace}
+
+    @property
+    def everything(self) -> str:
+        return str([(span.name, dict(span.attributes)) for span in self._exporter.get_finished_spans()])
+
+
+TRACE, PARENT = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+TRACEPARENT = f"00-{TRACE:032x}-{PARENT:016x}-01"
+SECRET = "Zq3xK9vT7mW1pR5nL8cY2bH6"
+
+
+@pytest.mark.parametrize("way", ["header", "meta"])
+async def test_a_calls_span_belongs_to_its_clients_trace_and_has_what_it_waited_for_as_children(
+    tmp_path: Path, way: str
+) -> None:
+    spans = Spans()
+    kept = [("x-toolhost-session", SECRET)]
+    async with managed(tmp_path, traces=spans.traces) as host, await host.connect(None, headers=kept) as stream:
+        meta = {"toolhost/attempt-id": "mine"}
+        if way == "meta":
+            meta["traceparent"] = TRACEPARENT
+        else:
+            stream.sent_headers = [*stream.sent_headers, ("traceparent", TRACEPARENT), ("tracestate", "a=b")]
+        result = await stream.tool("python", {"code": "1"}, meta=meta)
+    found, receipt = spans.of(TRACE), result["_meta"]["toolhost/receipt"]
+    call = found["tools/call python"]
+    assert call.parent.span_id == PARENT
+    for name in ("queue for admission", "sandbox start", "engine launch", "execution"):
+        child = found[name]
+        assert child.parent.span_id == call.context.span_id, name
+        assert call.start_time <= child.start_time <= child.end_time <= call.end_time, name
+    execution = found["execution"]
+    assert (execution.attributes["toolhost.attempt"], execution.attributes["toolhost.ending"]) == ("mine", "ok")
+    took = receipt["ended_at"] - receipt["started_at"]
+    assert execution.end_time - execution.start_time == pytest.approx(took * 1e9, abs=1e3)
+    assert SECRET not in spans.everything
+
+
+async def test_a_calls_span_says_what_the_host_could_not_do_and_nothing_that_a_client_made_up(tmp_path: Path) -> None:
+    spans = Spans()
+    async with managed(tmp_path, traces=spans.traces) as host, await host.connect("a") as stream:
+        for parent in (TRACEPARENT.upper(), "00-0-0-0", "\x00", 7, {"a": 1}):
+            await stream.tool("python", {"code": "1"}, meta={"traceparent": parent})
+        await stream.tool("no such tool <secret>", {}, meta={"traceparent": TRACEPARENT})
+        answer = await stream.tool("python", {"code": "1"}, meta={"toolhost/timeout": -1, "traceparent": TRACEPARENT})
+        assert answer["isError"]
+    found = spans.of(TRACE)
+    assert not found["tools/call unknown"].status.is_ok
+    assert found["tools/call python"].attributes["error.type"] == "bad_arguments"
+    assert "secret" not in spans.everything
 
 
 def test_traces_are_made_only_where_they_are_asked_for() -> None:
-    assert traces(load()) == ()
+    assert traces(load()) is None
 
 
 def test_traces_without_their_extra_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

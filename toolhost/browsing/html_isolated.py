@@ -1,7 +1,8 @@
 """Which HTML is read in a process of its own, and how.
 
-The HTML standard's parsing algorithm is quadratic in places: each tag may look through all open elements, and an
-unclosed formatting element is opened again in every later block. A page may cost gigabytes that way.
+The HTML standard's parsing algorithm is quadratic in places: each tag may look through all open elements, an unclosed
+formatting element is opened again in every later block, and each attribute's name is compared with all before it in
+its tag. A page may cost gigabytes and minutes that way.
 """
 
 from __future__ import annotations
@@ -16,18 +17,34 @@ from toolhost.browsing.worker import Worker
 # Up to these a page costs at most about half a second and a few hundred megabytes, whatever is in it.
 MAX_TAGS = 20_000
 MAX_REOPENED = 2_000_000
+MAX_ATTRIBUTES = 1000
+MAX_CHARACTERS = 2_000_000
 MEMORY_BYTES = 2 * 1024 * 1024 * 1024
 _TAG = re.compile(r"<[a-zA-Z]")
+# An attribute as the standard's tokenizer reads it. Comments and scripts are not known, so a quotation mark there seems
+# to open a value: a short bound keeps such a value from hiding much; a longer one is then counted by its words.
+_ATTRIBUTE = r"[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:\"[^\"]{bound}\"|'[^']{bound}'|[^\s>\"'][^\s>]*+)?+)?+"
+_BOUNDED = _ATTRIBUTE.replace("{bound}", "{0,4096}+")
+_WHOLE = _ATTRIBUTE.replace("{bound}", "*+")
+_CROWDED = re.compile(rf"<[a-zA-Z][^\s/>]*+(?:{_BOUNDED}){{0,{MAX_ATTRIBUTES}}}+({_BOUNDED})?+")
+_REST = re.compile(rf"(<[a-zA-Z][^\s/>]*+(?:{_WHOLE}){{0,{MAX_ATTRIBUTES}}}+)(?:{_WHOLE})*+")
 _FORMATTING = re.compile(r"<(?:a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)[\s>/]", re.IGNORECASE)
 
 
 def is_risky(source: str) -> bool:
     """Whether parsing could take long or much memory."""
+    if len(source) > MAX_CHARACTERS:
+        return True
     tags = sum(1 for _ in _TAG.finditer(source))
-    if tags > MAX_TAGS:
+    if tags > MAX_TAGS or any(match.lastindex for match in _CROWDED.finditer(source)):
         return True
     formatting = sum(1 for _ in _FORMATTING.finditer(source))
     return formatting * (tags - formatting) > MAX_REOPENED
+
+
+def without_crowds(source: str) -> str:
+    """`source` with the first MAX_ATTRIBUTES attributes of each tag."""
+    return _REST.sub(r"\1", source)
 
 
 def html_worker(source: str, url: str, schemes: frozenset[str], seconds: float) -> Worker:

@@ -11,6 +11,7 @@ def main(memory_bytes: int, cpu_seconds: int, url_length: int) -> int:
     # Started by path and isolated, so the package is not importable by itself.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from toolhost.browsing.html import render_html
+    from toolhost.browsing.html_isolated import without_crowds
 
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -18,7 +19,7 @@ def main(memory_bytes: int, cpu_seconds: int, url_length: int) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     data = sys.stdin.buffer.read()
     url, *schemes = json.loads(data[:url_length])
-    page = render_html(data[url_length:].decode("utf-8"), url, schemes=frozenset(schemes))
+    page = render_html(without_crowds(data[url_length:].decode("utf-8")), url, schemes=frozenset(schemes))
     json.dump([page.title, page.body, page.links, dict(page.anchors)], sys.stdout)
     return 0
 

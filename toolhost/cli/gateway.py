@@ -6,6 +6,7 @@ Above: the command table. Below: `config`, `gateway`, `serve` (how a server runs
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import logging
 import socket
@@ -96,11 +97,17 @@ def _launch(settings: Settings, listener: socket.socket) -> int:
     try:
         tools = asyncio.run(connect_tools(settings.gateway))
         made = assemble(settings.gateway, settings.state_dir, tools)
+
+        async def opening() -> None:
+            await made.open()
+            gc.collect()
+            gc.freeze()  # what is loaded stays: looking through it again would stop every stream for a while
+
         return run_until_stopped(
             create_app(made, auth, settings),
             settings.server,
             listener,
-            opening=made.open,
+            opening=opening,
             stopping=made.close,
             closing=made.close,
             started=lambda: _announce(settings, listener),

@@ -178,7 +178,7 @@ def show(
         ("created", moment(found["created_at"])),
         ("last used", moment(found["last_used_at"])),
         ("time to live", span(found["ttl_s"])),
-        ("sandbox", f"{sandbox['backend']} {sandbox['id']}" if sandbox else None),
+        ("sandbox", f"{sandbox['backend']} {sandbox['name']}" if sandbox else None),
         ("memory", size(usage.get("memory_bytes"))),
         ("cpu", _cpu_time(found)),
         ("processes", usage.get("processes")),

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from toolhost.auth import Authenticator
 from toolhost.errors import Refused
@@ -53,41 +54,52 @@ async def body_of(request: Request, limit: int) -> bytes:
 
 def sse(entries: AsyncIterator[str], on_leave: Callable[[], None] = lambda: None) -> Response:
     """Entries as a stream of events, one write each, then `[DONE]`. `on_leave`: the client went before the end."""
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_frames(entries, on_leave), media_type="text/event-stream", headers=headers)
+    return _EventStream(entries, on_leave)
 
 
-async def _frames(entries: AsyncIterator[str], on_leave: Callable[[], None]) -> AsyncIterator[bytes]:
-    following = asyncio.ensure_future(_next(entries))
-    complete = False
-    try:
-        while True:
-            done, _ = await asyncio.wait({following}, timeout=PING_S)
-            if not done:
-                yield PING  # a client's read timeout must not fire during a long call
-                continue
-            line = following.result()
-            if line is None:
-                break
-            yield frame(line)
-            following = asyncio.ensure_future(_next(entries))
-        complete = True
-        yield DONE
-    finally:
-        if not complete:
-            on_leave()
-        following.cancel()
+class _EventStream(StreamingResponse):
+    """Written without a task for each event, which would cost more than the event."""
+
+    def __init__(self, entries: AsyncIterator[str], on_leave: Callable[[], None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__((), media_type="text/event-stream", headers=headers)
+        self._entries = entries
+        self._on_leave = on_leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        writing = asyncio.ensure_future(self._write(send))
+        others = [asyncio.ensure_future(_left(receive)), asyncio.ensure_future(_ping(send))]
+        try:
+            await asyncio.wait({writing, *others}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+        finally:
+            if not writing.done() or writing.cancelled() or writing.exception() is not None:
+                self._on_leave()
+            for task in (writing, *others):
+                task.cancel()
+            await asyncio.wait({writing, *others})
+
+    async def _write(self, send: Send) -> None:
+        async for line in self._entries:
+            await send({"type": "http.response.body", "body": frame(line), "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _next(entries: AsyncIterator[str]) -> str | None:
-    return await anext(entries, None)
+async def _ping(send: Send) -> None:
+    """A client's read timeout must not fire during a long call."""
+    while True:
+        await asyncio.sleep(PING_S)
+        await send({"type": "http.response.body", "body": PING, "more_body": True})
 
 
 async def unless_left(
     request: Request, work: Awaitable[dict[str, Any]], on_leave: Callable[[], None]
 ) -> dict[str, Any]:
     """Wait for work; `on_leave` is called if the client goes first, and the work is waited for all the same."""
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(_left(request.receive))
     waiting = asyncio.ensure_future(work)
     try:
         await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,8 +110,8 @@ async def unless_left(
         leaving.cancel()
 
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

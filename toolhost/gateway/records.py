@@ -17,7 +17,7 @@ Above: `runs`, `conversations`, routes. Below: `stores.base`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from toolhost.gateway.stores.base import Put, Row
@@ -87,8 +87,7 @@ class ResponseRecord:
         return cls(**{**row.data, "version": row.version})
 
     def put(self, ttl_s: float | None) -> Put:
-        data = {name: value for name, value in asdict(self).items() if name != "version"}
-        return Put(response_key(self.id), data, self.version, ttl_s=ttl_s)
+        return Put(response_key(self.id), _data(self), self.version, ttl_s=ttl_s)
 
     def written(self) -> ResponseRecord:
         """The record after its `put` was written."""
@@ -141,5 +140,10 @@ class Unit:
         return cls(**{**data, "version": row.version})
 
     def put(self, ttl_s: float | None) -> Put:
-        data = {name: value for name, value in asdict(self).items() if name != "version"}
+        data = {**_data(self), "container": asdict(self.container)}
         return Put(unit_key(self.id), data, self.version, ttl_s=ttl_s)
+
+
+def _data(record: ResponseRecord | Unit) -> dict[str, Any]:
+    """A record's fields but its version; not copied, which `asdict` would do to every item of a long answer."""
+    return {one.name: getattr(record, one.name) for one in fields(record) if one.name != "version"}

@@ -31,7 +31,7 @@ from toolhost.gateway.records import (
     turn_key,
     unit_key,
 )
-from toolhost.gateway.replay import TERMINAL, Replay
+from toolhost.gateway.replay import DELTAS, TERMINAL, Replay
 from toolhost.gateway.stores.base import Append, Change, Check, Conflict, Put, Remove, Store, StoreError
 from toolhost.loop.driver import LoopDriver
 from toolhost.loop.errors import LoopError
@@ -42,7 +42,11 @@ from toolhost.loop.run import LoopRun
 
 log = logging.getLogger("toolhost.gateway")
 
+PATIENCE_S = 0.005
+"""How long further text may wait for the store, to be written together with that of other responses."""
 STOPPED = "the gateway that ran this response stopped before its end"
+_ITEMS = frozenset({"response.output_item.added", "response.output_item.done"})
+_OBJECTS = frozenset({"response.created", "response.in_progress", *TERMINAL})
 
 
 class Superseded(LoopError):
@@ -136,14 +140,16 @@ class Run:
 
     # --- the loop's observer -----------------------------------------------------------------------------------------
 
-    async def event(self, event: Event) -> None:
-        line = self._line(event)
-        if event.type in TERMINAL:
-            self._terminal = line  # it is stored with all that the ending brings, in `finish`
+    async def events(self, events: Sequence[Event]) -> None:
+        lines = [self._line(event) for event in events if event.type not in TERMINAL]
+        if events[-1].type in TERMINAL:
+            self._terminal = self._line(events[-1])  # it is stored with all that the ending brings, in `finish`
+        if not lines:
             return
         if self._keep is not None:
-            await self._store(Append(response_key(self.id), len(self.feed), [line]))
-        self.feed.add(line)
+            patience_s = PATIENCE_S if all(event.type in DELTAS for event in events) else 0.0
+            await self._store(Append(response_key(self.id), len(self.feed), lines), patience_s)
+        self.feed.add(*lines)
 
     async def checkpoint(self, transcript: Sequence[Item]) -> None:
         if self._keep is None:
@@ -154,7 +160,7 @@ class Run:
         # A cancel that was found out while storing must come before the tool, not after it.
         await asyncio.sleep(0)
 
-    async def _store(self, change: Change) -> None:
+    async def _store(self, change: Change, patience_s: float = 0.0) -> None:
         """Write for as long as this run owns the response. A cancelled run still closes its items."""
         assert self._keep is not None
         status_before = self.record.status
@@ -163,7 +169,7 @@ class Run:
             if self.record.status == "queued":
                 changes[0] = replace(self.record, status="in_progress", request=None).put(self._keep.ttl_s)
             try:
-                await self._keep.store.write(*changes)
+                await self._keep.store.write(*changes, patience_s=patience_s)
             except Conflict as conflict:
                 if conflict.key != response_key(self.id) or not await self._reload():
                     raise Superseded(f"{self.id} was ended by another gateway") from conflict
@@ -189,14 +195,15 @@ class Run:
 
     def _line(self, event: Event) -> str:
         """An event as it is stored and sent."""
-        response = getattr(event, "response", None)
-        if response is None and getattr(getattr(event, "item", None), "type", None) != "reasoning":
-            return entry(event.type, wire_text(event))
-        data = json.loads(wire_text(event))
-        if response is not None:
+        text = wire_text(event)
+        if event.type in _ITEMS and event.item.type == "reasoning":
+            data = json.loads(text)
+            data["item"] = self._dressed(data["item"])
+        elif event.type in _OBJECTS:
+            data = json.loads(text)
             data["response"] = self._object(data["response"])
         else:
-            data["item"] = self._dressed(data["item"])
+            return entry(event.type, text)
         return entry(event.type, json.dumps(data, separators=(",", ":")))
 
     def _dressed(self, item: Item) -> Item:

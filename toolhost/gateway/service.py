@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from toolhost.config import GatewaySettings
 from toolhost.gateway import items as client_items
+from toolhost.gateway.arrivals import Arrivals
+from toolhost.gateway.citing import cite
 from toolhost.gateway.conversations import Conversations, Place
 from toolhost.gateway.counts import Counts
 from toolhost.gateway.errors import ApiError, bad_request, not_found, of_loop
@@ -28,6 +30,7 @@ from toolhost.gateway.prepare import (
     container_of,
     loop_request,
     object_fields,
+    searches,
     stateful,
     tools_for_loop,
 )
@@ -49,13 +52,14 @@ from toolhost.gateway.run import Keep, Run, wire_text
 from toolhost.gateway.runs import Runs, current
 from toolhost.gateway.schema import CreateResponse
 from toolhost.gateway.sealing import Sealer
-from toolhost.gateway.sources import FileSource, NoFiles
+from toolhost.gateway.sources import CitationSource, FileSource, NoCitations, NoFiles
 from toolhost.gateway.stores.base import Change, Conflict, Put, Remove, Store
 from toolhost.gateway.taps import RunTaps, RunTools, TapModel, ToolImages
 from toolhost.gateway.truncation import Fitter
 from toolhost.loop.driver import LoopDriver
 from toolhost.loop.errors import RequestError
 from toolhost.loop.events import Emitter
+from toolhost.loop.hooks import Annotate
 from toolhost.loop.ids import IdSource, RandomIds
 from toolhost.loop.ledger import CallRegistry, Ledger, MemoryRegistry
 from toolhost.loop.models.base import ModelClient
@@ -86,6 +90,7 @@ class Parts:
     worker: str
     catalogue: Catalogue
     files: FileSource = field(default_factory=NoFiles)
+    citations: CitationSource = field(default_factory=NoCitations)
     counts: Counts = field(default_factory=Counts)
     ids: IdSource = field(default_factory=RandomIds)
     clock: Callable[[], float] = time.time
@@ -101,6 +106,7 @@ class Gateway:
         self.conversations = Conversations(parts.store, settings.ttl_s, settings.session_ttl_s, parts.clock)
         self._keep = Keep(parts.store, self.conversations, settings.ttl_s, settings.lease_s)
         self._registry = StoredRegistry(parts.store, settings.ttl_s)
+        self._arrivals = Arrivals(self._registry, parts.clock)
         self._approvals = StoredApprovals(parts.store, settings.ttl_s)
         self._remote = RemoteServers(settings.remote_servers)
         self._fitter = Fitter(parts.model, settings.context_tokens)
@@ -174,7 +180,9 @@ class Gateway:
         return body.model_copy(update={"model": model})
 
     async def _fresh(self, body: CreateResponse, principal: str) -> list[Item]:
-        given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+        given: Sequence[Mapping[str, Any]] = body.input if isinstance(body.input, list) else []
+        if isinstance(body.input, str) and body.input:
+            given = [{"role": "user", "content": body.input}]
         if not given and body.previous_response_id is None and body.conversation_id is None:
             raise bad_request("input is empty", "input", "missing_required_parameter")
         items = client_items.checked(given, self._parts.ids)
@@ -203,12 +211,14 @@ class Gateway:
             # It is not a turn of the chain, so it takes nobody's session away: it shares the one that is there.
             found = await self.conversations.find(unit.id)
             unit = unit if found is None else found
+        history = await self._history(unit, place.turns)
+        fresh = await self._arrivals.judged(place.turns, history, fresh)
         asked = Asked(
             id=ident,
             principal=principal,
             body=body,
             fresh=client_items.for_model(fresh, principal, self._parts.sealer),
-            history=await self._history(unit, place.turns),
+            history=history,
             session=named or Session(unit.container.id, unit.container.session),
             note=note if named is None and stateful(body.tools) else "",
             summary=unit.summary if body.truncation == "auto" else "",
@@ -229,7 +239,10 @@ class Gateway:
         return self._made(record, asked)
 
     async def _history(self, unit: Unit, turns: Sequence[str]) -> list[list[Item]]:
-        return await self.conversations.history(unit, turns) if turns else []
+        """The messages of these turns, a list for each."""
+        if not turns:
+            return []
+        return await self._arrivals.usable(turns, await self.conversations.history(unit, turns))
 
     def _made(self, record: ResponseRecord, asked: Asked) -> Run:
         return Run(record, asked, self._keep if asked.body.store else None)
@@ -273,7 +286,17 @@ class Gateway:
         run.asked = await self._fitter.fitted(asked)
         travels = ENCRYPTED in asked.body.include or not asked.body.store
         seal = functools.partial(self._parts.sealer.seal, asked.principal) if travels else None
-        driver = LoopDriver(model, tools=tools, ledger=Ledger(registry), approvals=self._approvals, ids=self._parts.ids)
+        annotate: Annotate | None = None
+        if asked.session is not None and searches(asked.body.tools):
+            annotate = functools.partial(cite, self._parts.citations, asked.principal, asked.session.key)
+        driver = LoopDriver(
+            model,
+            tools=tools,
+            ledger=Ledger(registry),
+            approvals=self._approvals,
+            annotate=annotate,
+            ids=self._parts.ids,
+        )
         await run.begin(driver, loop_request(run.asked, self._parts.settings), RunTaps(model, images, seal))
 
     async def _resumed(self, record: ResponseRecord) -> Run:
@@ -356,7 +379,7 @@ class Gateway:
         row = await self.store.get(trace_key(ident))
         if row is None:
             raise not_found("Trace", ident)
-        return row.data
+        return {**row.data, "calls": await Ledger(self._registry).query(ident)}
 
 
 def _request(asked: Asked) -> dict[str, Any]:

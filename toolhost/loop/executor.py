@@ -17,7 +17,9 @@ from toolhost.loop.sessions import SessionKeeper
 from toolhost.loop.steps import HostedCall
 from toolhost.loop.tools import HostedTool
 from toolhost.loop.trace import Trace
+from toolhost.loop.transcript import OUTCOME_UNKNOWN
 
+READ_LOST = "No result of this call came; asking again would do no harm."
 _LINGER_SECONDS = 5.0
 """How long a cancelled call may still hand in a result, for the record."""
 
@@ -53,6 +55,8 @@ class Executor:
         self._trace = trace
         self._clocks = clocks
         self._lingering: set[asyncio.Task[None]] = set()
+        self.handed_out: set[str] = set()
+        """The calls of which at least one attempt was begun."""
 
     async def run(self, hosted: HostedCall, generation: int) -> ToolResult:
         """The call's one terminal result. Only a result that the ledger accepted is passed on as such."""
@@ -94,9 +98,7 @@ class Executor:
                 if not attempt:
                     await self._ledger.give_up(self._task, hosted.call.call_id)
                     entry["terminal"] = "lost"
-                    return ToolResult(
-                        f"{error}. Whether the call took effect is not known; it was not repeated.", is_error=True
-                    )
+                    return ToolResult(f"{error}. {interrupted(hosted)}", is_error=True)
 
     async def _register(self, hosted: HostedCall, generation: int) -> str:
         attempt = Attempt(self._ids.new("att"), 1, self._clocks.wall() + self._limits.call_timeout)
@@ -124,6 +126,7 @@ class Executor:
 
     async def _attempt(self, hosted: HostedCall, generation: int, attempt: str, entry: dict[str, Any]) -> ToolResult:
         keeper = self._keepers[hosted.tool.namespace]
+        self.handed_out.add(hosted.call.call_id)
         started = self._clocks.steady()
         work = asyncio.create_task(keeper.call(hosted.tool.name, hosted.arguments, attempt))
         try:
@@ -157,7 +160,7 @@ class Executor:
         entry["terminal"] = "timeout" if verdict is Verdict.LATE else str(verdict)
         entry["refused_output"] = result.text
         if verdict is Verdict.LATE:
-            return self._timeout_text()
+            return self._timeout_text(hosted)
         return ToolResult(f"The result of this call was not accepted ({verdict}).", is_error=True)
 
     async def _timed_out(
@@ -166,11 +169,12 @@ class Executor:
         await self._ledger.end(self._task, hosted.call.call_id, attempt, "timeout")
         entry["terminal"] = "timeout"
         self._abandon(work, hosted, generation, attempt)
-        return self._timeout_text()
+        return self._timeout_text(hosted)
 
-    def _timeout_text(self) -> ToolResult:
+    def _timeout_text(self, hosted: HostedCall) -> ToolResult:
         seconds = f"{self._limits.call_timeout:g}"
-        return ToolResult(f"The call did not end within {seconds} s and was given up.", is_error=True)
+        text = f"The call did not end within {seconds} s and was given up. {interrupted(hosted)}"
+        return ToolResult(text, is_error=True)
 
     async def _judge(self, result: ToolResult, hosted: HostedCall, generation: int, attempt: str) -> Verdict:
         before = self._clocks.steady()
@@ -212,6 +216,11 @@ class Executor:
             verdict=str(verdict),
             output=result.text,
         )
+
+
+def interrupted(hosted: HostedCall) -> str:
+    """What a model must know of a call that was handed out and whose result never came."""
+    return READ_LOST if may_repeat(hosted.tool, hosted.arguments) else OUTCOME_UNKNOWN
 
 
 def may_repeat(tool: HostedTool, arguments: Mapping[str, Any]) -> bool:

@@ -106,8 +106,8 @@ class LoopResult:
 class Observer(Protocol):
     """Who follows a run. Both methods are awaited in order: what they store is stored before the run goes on."""
 
-    async def event(self, event: Event) -> None:
-        """The next event, before anyone else sees it."""
+    async def events(self, events: Sequence[Event]) -> None:
+        """The next events, at least one, before anyone else sees them."""
         ...
 
     async def checkpoint(self, transcript: Sequence[Item]) -> None:

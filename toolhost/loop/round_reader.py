@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from toolhost.loop.call_items import CodeCall, FunctionCall, McpCall
 from toolhost.loop.events import Emitter
-from toolhost.loop.hooks import Check, Gate, Refuse
+from toolhost.loop.hooks import Annotate, Check, Gate, Refuse
 from toolhost.loop.ids import IdSource
 from toolhost.loop.models.base import (
     CallDelta,
@@ -24,12 +25,12 @@ from toolhost.loop.models.base import (
 from toolhost.loop.output_items import Event, Message, OutputItem, Reasoning
 from toolhost.loop.steps import ModelCall, Outcome, parse_arguments
 from toolhost.loop.tools import ClientFunction, HostedTool, Toolbox
-from toolhost.loop.transcript import UNKNOWN_LABEL, Item, call_item
+from toolhost.loop.transcript import UNKNOWN_LABEL, Item, call_item, call_suffix
 
 
 @dataclass
 class OpenCall:
-    """A call being read. `suffix` is the random part that its ids share."""
+    """A call being read. `suffix` is the part that its ids share (`transcript.call_suffix`)."""
 
     suffix: str
     call_id: str
@@ -59,6 +60,7 @@ class RoundReader:
         toolbox: Toolbox,
         *,
         check: Check | None,
+        annotate: Annotate | None = None,
         container_id: str,
         used_call_ids: set[str],
         calls_wanted: int | None,
@@ -69,6 +71,7 @@ class RoundReader:
         self._container_id = container_id
         self._used = used_call_ids
         self._wanted = calls_wanted
+        self._annotate = annotate
         self._text_gate = Gate(check)
         self._thought_gate = Gate(check)
         self._message: Message | None = None
@@ -76,6 +79,7 @@ class RoundReader:
         self._thought = ""
         self._refusal_text = ""
         self._calls: dict[int, OpenCall] = {}
+        self._round_id = ""
         self._replayed: list[Item] = []
         self._end = RoundEnd("truncated")
         self.text = ""
@@ -129,6 +133,7 @@ class RoundReader:
         if self.refusal is not None:
             return []
         rest, (allowed, refusal) = await self._thought_gate.flush(), await self._text_gate.flush()
+        cited = await self._annotate(self.text) if self._annotate is not None and self.text else []
         events = self._end_thought(rest)
         if self.refusal is None:
             events += self._say(allowed) + self._refuse(refusal)
@@ -143,7 +148,7 @@ class RoundReader:
             call.arguments = call.arguments or "{}"
         events += self._open_rest()
         if self._message is not None:
-            events += self._message.close()
+            events += self._message.annotate(cited) + self._message.close()
         return events + self._seal()
 
     def say_nothing(self) -> list[Event]:
@@ -158,12 +163,15 @@ class RoundReader:
         tokens = self._end.usage.output_tokens
         return Outcome(self._end.stop, bool(self.text), calls, tokens, self.refusal is not None)
 
-    def transcript(self) -> list[Item]:
-        """The round as the model should see it again: thoughts, text, calls."""
+    def transcript(self, waiting: Collection[str] = ()) -> list[Item]:
+        """The round as the model should see it again: thoughts, text, calls; those in `waiting` were not executed."""
         items = list(self._replayed)
         if self.text and self.refusal is None:
             items.append({"type": "message", "role": "assistant", "content": self.text})
-        return items + [call_item(call.call_id, _wire_name(call.name), call.arguments) for call in self.calls]
+        return items + [
+            call_item(one.call_id, _wire_name(one.name), one.arguments, one.call_id not in waiting)
+            for one in self.calls
+        ]
 
     def _think(self, text: str) -> list[Event]:
         if not text:
@@ -216,8 +224,9 @@ class RoundReader:
             if self._wanted is not None and len(self._calls) >= self._wanted:
                 self.surplus += 1
                 return []
-            minted = self._ids.new("call")
-            call = self._calls[delta.key] = OpenCall(minted.partition("_")[2], minted)
+            self._round_id = self._round_id or self._ids.new("call").partition("_")[2]
+            suffix = call_suffix(self._round_id, len(self._calls))
+            call = self._calls[delta.key] = OpenCall(suffix, f"call_{suffix}")
         if delta.call_id and delta.call_id not in self._used and not call.routed:
             call.call_id = delta.call_id
         if delta.name and delta.name != call.name and not call.routed:
@@ -243,7 +252,7 @@ class RoundReader:
                 call.call_id = f"call_{call.suffix}"
             self._used.add(call.call_id)
             call.name = route.name
-            call.item, events = self._emitter.function_call(call.call_id, route.name)
+            call.item, events = self._emitter.function_call(f"fc_{call.suffix}", call.call_id, route.name)
             return events
         # A hosted call's ids are ours: models repeat theirs.
         call.call_id = f"call_{call.suffix}"

@@ -1,13 +1,13 @@
 """One generation of a run: rounds of the model and their calls, performed until `steps` says that it ends.
 
 Above: `run.LoopRun`, which may cancel a generation at any await. So whatever is numbered is put into the outbox before
-the next await, and the transcript grows by whole rounds only.
+the next await, and the transcript grows by whole rounds only: one that is cut short has an output for every call too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,8 @@ from toolhost.loop.approvals import ApprovalStore, PendingApproval
 from toolhost.loop.call_items import CodeCall, FunctionCall, McpCall, SearchCall
 from toolhost.loop.errors import LoopError, RequestError
 from toolhost.loop.events import Emitter
-from toolhost.loop.executor import Clocks, Executor, arguments_text
-from toolhost.loop.hooks import Check, Refuse, ask
+from toolhost.loop.executor import Clocks, Executor, arguments_text, interrupted
+from toolhost.loop.hooks import Annotate, Check, Refuse, ask
 from toolhost.loop.ids import IdSource
 from toolhost.loop.ledger import CLIENT, Attempt, CallRecord, Ledger, digest
 from toolhost.loop.models.base import ModelClient, ModelRequest, Usage
@@ -29,7 +29,16 @@ from toolhost.loop.round_reader import OpenCall, RoundReader
 from toolhost.loop.steps import End, HostedCall, ModelCall, Rejected, Split
 from toolhost.loop.tools import Toolbox, ToolServer, search_action
 from toolhost.loop.trace import Trace
-from toolhost.loop.transcript import UNKNOWN_LABEL, Item, call_id_of, model_view, output_item, paired, turns
+from toolhost.loop.transcript import (
+    NO_RESULT,
+    UNKNOWN_LABEL,
+    Item,
+    call_id_of,
+    model_view,
+    output_item,
+    paired,
+    turns,
+)
 
 CONFLICTING = "Two different results came in for this call, so neither is used."
 
@@ -49,6 +58,7 @@ class Parts:
     check_input: Check | None
     check_output: Check | None
     ids: IdSource
+    annotate: Annotate | None = None
 
 
 @dataclass
@@ -97,12 +107,17 @@ class Rounds:
         if refusal is not None:
             self._refuse(refusal)
             return End("completed", "refusal")
-        executed = [await self._execute_approved(one) for one in approvals if one.get("approve")]
+        self._begin_with(items)
+        executed: list[Item] = []
+        for one in approvals:
+            if one.get("approve"):
+                try:
+                    await self._execute_approved(one, executed)
+                finally:
+                    self._begin_with([*items, *executed])
         for one in approvals:
             if not one.get("approve"):
                 await self._parts.approvals.take(one["approval_request_id"], context.request.principal)
-        context.transcript = paired(model_view([*items, *executed], context.toolbox.names))
-        context.used_call_ids |= {one["call_id"] for one in context.transcript if one["type"] == "function_call"}
         while True:
             step = steps.plan(context.state, self._limits, context.choice)
             if isinstance(step, End):
@@ -110,6 +125,11 @@ class Rounds:
             end = await self._round(step)
             if end is not None:
                 return end
+
+    def _begin_with(self, items: Sequence[Item]) -> None:
+        context = self._context
+        context.transcript = paired(model_view(items, context.toolbox.names))
+        context.used_call_ids |= {one["call_id"] for one in context.transcript if one["type"] == "function_call"}
 
     async def _round(self, step: steps.Ask) -> End | None:
         context = self._context
@@ -126,8 +146,15 @@ class Rounds:
                 context.transcript += reader.transcript()
             return end
         parts = steps.split(outcome.calls, context.toolbox, context.state, self._limits)
-        outputs = await self._act(parts, reader)
-        context.transcript = [*context.transcript, *reader.transcript(), *outputs]
+        waiting = {one.call.call_id for one in parts.approval}
+        # Nothing of the round is known yet, so everything that may run has an unknown outcome: should it be cut short,
+        # or this process die, the next turn is told so.
+        texts = {one.call.call_id: one.text for one in parts.rejected}
+        before, said = context.transcript, reader.transcript(waiting)
+        try:
+            await self._act(parts, reader, texts, [*before, *said])
+        finally:
+            context.transcript = [*before, *said, *_outputs(reader, texts)]
         context.state = steps.acted(context.state, parts)
         return steps.after_calls(context.state, parts, self._limits)
 
@@ -140,6 +167,7 @@ class Rounds:
             self._parts.ids,
             context.toolbox,
             check=self._parts.check_output,
+            annotate=self._parts.annotate,
             container_id=context.container_id,
             used_call_ids=context.used_call_ids,
             calls_wanted=wanted,
@@ -202,30 +230,30 @@ class Rounds:
             for one in paired(self._context.transcript)
         ]
 
-    async def _act(self, parts: Split, reader: RoundReader) -> list[Item]:
-        """Perform a round's calls; their outputs in call order."""
+    async def _act(self, parts: Split, reader: RoundReader, texts: dict[str, str], transcript: list[Item]) -> None:
+        """Perform a round's calls. `texts` gets their outputs by call id, whole also if this is cut short."""
         context = self._context
         opened = {one.call_id: one for one in reader.calls}
-        texts: dict[str, str] = {}
         for rejected in parts.rejected:
-            texts[rejected.call.call_id] = rejected.text
             self._reject(rejected, opened[rejected.call.call_id])
         if any(not one.tool.read_only for one in parts.hosted):
-            await context.checkpoint([*context.transcript, *reader.transcript()])
-        async with asyncio.TaskGroup() as group:
-            running = {
-                one.call.call_id: group.create_task(self._run(one, opened[one.call.call_id])) for one in parts.hosted
-            }
-        texts |= {call_id: task.result() for call_id, task in running.items()}
+            unknown = {one.call.call_id: interrupted(one) for one in parts.hosted}
+            await context.checkpoint([*transcript, *_outputs(reader, texts | unknown)])
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one in parts.hosted:
+                    group.create_task(self._run(one, opened[one.call.call_id], texts))
+        finally:
+            for one in parts.hosted:
+                texts.setdefault(one.call.call_id, NO_RESULT)
         await self._ensure_current()
         for hosted in parts.approval:
             await self._request_approval(hosted, opened[hosted.call.call_id])
         for call in parts.client:
             await self._hand_over(call, opened[call.call_id])
-        return [output_item(one.call_id, texts[one.call_id]) for one in reader.calls if one.call_id in texts]
 
-    async def _run(self, hosted: HostedCall, opened: OpenCall) -> str:
-        """Run one hosted call under its item; the text that the model is given."""
+    async def _run(self, hosted: HostedCall, opened: OpenCall, texts: dict[str, str]) -> None:
+        """Run one hosted call under its item; `texts` gets what the model is given."""
         context = self._context
         item = opened.item
         if item is None:
@@ -234,8 +262,20 @@ class Rounds:
             context.emit(events)
         if isinstance(item, (CodeCall, SearchCall)):
             context.emit(item.run())
-        result = await self._execute(hosted)
-        return self._close(item, result)
+        try:
+            result = await self._execute(hosted)
+        except BaseException:
+            texts[hosted.call.call_id] = self._interrupt(item, hosted)
+            raise
+        texts[hosted.call.call_id] = self._close(item, result)
+
+    def _interrupt(self, item: OutputItem, hosted: HostedCall) -> str:
+        """The text for a call that was cut short; its item, which the emitter will end, says the same."""
+        handed_out = hosted.call.call_id in self._context.executor.handed_out
+        text = interrupted(hosted) if handed_out else NO_RESULT
+        if isinstance(item, (McpCall, CodeCall)):
+            item.interrupt(text)
+        return text
 
     async def _execute(self, hosted: HostedCall) -> ToolResult:
         result = await self._context.executor.run(hosted, self._generation)
@@ -259,7 +299,7 @@ class Rounds:
         return text
 
     def _outputs(self, text: str, result: ToolResult) -> list[dict[str, Any]] | None:
-        if INCLUDE_CODE_OUTPUTS not in self._context.request.include:
+        if INCLUDE_CODE_OUTPUTS not in self._context.request.include and not result.is_error:
             return None
         images = [{"type": "image", "url": url} for url in result.images]
         return [{"type": "logs", "logs": text}, *images]
@@ -273,11 +313,13 @@ class Rounds:
             item, events = context.emitter.mcp_call(f"mcp_{opened.suffix}", label, name)
             context.emit(events + (item.write(opened.arguments) if opened.arguments else []) + item.seal())
         if rejected.why == "broken" or isinstance(item, FunctionCall):
+            if isinstance(item, (McpCall, CodeCall)):
+                item.interrupt(rejected.text)
             context.emit(item.abort())
         elif isinstance(item, McpCall):
             context.emit(item.fail({"type": "mcp_protocol_error", "code": -32602, "message": rejected.text}))
         elif isinstance(item, CodeCall):
-            context.emit(item.fail())
+            context.emit(item.fail([{"type": "logs", "logs": rejected.text}]))
         context.trace.add(
             "rejected",
             context.clocks.wall(),
@@ -309,8 +351,8 @@ class Rounds:
         context.emit(events + item.close())
         context.pending.append(Pending("approval", approval_id, hosted.tool.name, text, hosted.tool.namespace))
 
-    async def _execute_approved(self, response: Item) -> Item:
-        """Execute the stored call of an approval; the finished `mcp_call` item."""
+    async def _execute_approved(self, response: Item, executed: list[Item]) -> None:
+        """Execute the stored call of an approval; `executed` gets the `mcp_call` item, also if it is cut short."""
         context = self._context
         approval_id = response["approval_request_id"]
         stored = await self._parts.approvals.take(approval_id, context.request.principal)
@@ -324,8 +366,13 @@ class Rounds:
         context.emit(events + item.write(stored.arguments) + item.seal())
         call = ModelCall(call_id_of(approval_id), name, stored.arguments)
         hosted = HostedCall(call, context.toolbox.hosted[name], arguments)
-        self._close(item, await self._execute(hosted))
-        return item.dump()
+        try:
+            self._close(item, await self._execute(hosted))
+        except BaseException:
+            self._interrupt(item, hosted)
+            raise
+        finally:
+            executed.append(item.dump())
 
     async def _hand_over(self, call: ModelCall, opened: OpenCall) -> None:
         """Leave a call to the application; it is on the books before it goes out."""
@@ -355,6 +402,11 @@ class Rounds:
     async def _ensure_current(self) -> None:
         if not await self._parts.ledger.current(self._context.task, self._generation):
             raise StaleGeneration(f"generation {self._generation} of {self._context.task} is over")
+
+
+def _outputs(reader: RoundReader, texts: Mapping[str, str]) -> list[Item]:
+    """A round's outputs in call order."""
+    return [output_item(one.call_id, texts[one.call_id]) for one in reader.calls if one.call_id in texts]
 
 
 def _user_text(items: Sequence[Item]) -> str:

@@ -156,12 +156,21 @@ class LoopRun:
             await self._observer.checkpoint(transcript)
 
     async def _pump(self) -> None:
+        """Pass events on: to the observer as many at once as have come meanwhile, then to the reader."""
         try:
-            while (event := await self._outbox.get()) is not None:
-                if self._observer is not None:
-                    await self._observer.event(event)
-                self._inbox.put_nowait(event)
-                self._outbox.task_done()
+            ended = False
+            while not ended:
+                waiting = [await self._outbox.get()]
+                while not self._outbox.empty():
+                    waiting.append(self._outbox.get_nowait())
+                ended = waiting[-1] is None
+                events = [event for event in waiting if event is not None]
+                if self._observer is not None and events:
+                    await self._observer.events(events)
+                for event in events:
+                    self._inbox.put_nowait(event)
+                for _ in waiting:
+                    self._outbox.task_done()
         finally:
             self._inbox.put_nowait(None)
 

@@ -35,7 +35,7 @@ _CONNECT_SECONDS = 15.0
 _READ_SECONDS = 300.0
 _CLEANUP_SECONDS = 10.0
 _SESSION_UNKNOWN = "Session terminated"
-"""What the SDK's HTTP client makes of a 404 for its session id."""
+"""What the SDK's HTTP client makes of a 404 for its session id, unless the answer's body has an error of its own."""
 _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each further attempt to connect again."""
 
@@ -342,10 +342,21 @@ class _Connection:
                 yield streams
             return
         async with (
-            httpx2.AsyncClient(headers=dict(self._headers), timeout=timeout) as http,
+            httpx2.AsyncClient(
+                headers=dict(self._headers), timeout=timeout, event_hooks={"response": [_plain_if_forgotten]}
+            ) as http,
             streamable_http_client(self._endpoint.url, http_client=http) as streams,
         ):
             yield streams
+
+
+async def _plain_if_forgotten(response: httpx2.Response) -> None:
+    """A 404 for a session id means that the server no longer has the session, and so did not take the request.
+
+    Servers put errors of their own wording into the body, which the SDK would pass on in place of that meaning.
+    """
+    if response.status_code == 404 and "mcp-session-id" in response.request.headers:
+        response.headers["content-type"] = "text/plain"
 
 
 async def _call(session: ClientSession, name: str, args: dict[str, Any], attempt: str | None) -> types.CallToolResult:

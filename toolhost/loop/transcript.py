@@ -8,17 +8,28 @@ with their outputs, because that is how any model sees them; `model_view` turns 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from toolhost.loop.errors import RequestError
+from toolhost.loop.results import EMPTY
 
 Item = dict[str, Any]
+
+_CALL_TYPES = frozenset(
+    {"mcp_call", "code_interpreter_call", "web_search_call", "mcp_approval_request", "function_call"}
+)
 
 UNKNOWN_LABEL = "unknown"
 """The server label of calls to tools that do not exist."""
 NO_RESULT = "No result was provided for this call."
+"""Of a call that was certainly not executed: it waited for consent, or was never whole."""
+OUTCOME_UNKNOWN = (
+    "Whether the call took effect is not known; it was not repeated. It may have run: check before repeating it."
+)
+"""Of a call that was handed out and whose result never came."""
 DECLINED = "The user declined this call; it was not executed."
 
 
@@ -52,8 +63,10 @@ def user_message(text: str) -> Item:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
-def call_item(call_id: str, name: str, arguments: str) -> Item:
-    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
+def call_item(call_id: str, name: str, arguments: str, executed: bool = True) -> Item:
+    """A call. `executed` False: it was not handed to anybody (yet), which the item says by its status."""
+    item = {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
+    return item if executed else {**item, "status": "incomplete"}
 
 
 def output_item(call_id: str, text: str) -> Item:
@@ -79,24 +92,32 @@ def model_view(items: Sequence[Item], names: Mapping[tuple[str, str], str]) -> l
     """Items as the model sees them.
 
     `names` maps (namespace, tool) to the name under which the model was offered the tool. Items that only concern the
-    client (tool lists, searches whose results are not in the item) are left out. Raises RequestError.
+    client (tool lists, searches whose results are not in the item) are left out. A hosted item is a call and its result
+    in one; those of one round, which their ids tell, become calls first and results after them, as the model made them.
+    Raises RequestError.
     """
     view: list[Item] = []
     called: set[str] = set()
+    results: list[Item] = []
+    round_id: str | None = None
 
-    def call(call_id: str, name: str, arguments: str) -> None:
+    def call(call_id: str, name: str, arguments: str, executed: bool = True) -> None:
         if call_id not in called:
             called.add(call_id)
-            view.append(call_item(call_id, name, arguments))
+            view.append(call_item(call_id, name, arguments, executed))
 
     for item in items:
+        if (now := _round_of(item)) is None or now != round_id:
+            view += results
+            results = []
+        round_id = now
         match item["type"]:
             case "mcp_call":
                 call_id = call_id_of(item.get("approval_request_id") or item["id"])
                 call(call_id, _name(names, item), item["arguments"])
-                view.append(output_item(call_id, _mcp_output(item)))
+                results.append(output_item(call_id, _mcp_output(item)))
             case "mcp_approval_request":
-                call(call_id_of(item["id"]), _name(names, item), item["arguments"])
+                call(call_id_of(item["id"]), _name(names, item), item["arguments"], executed=False)
             case "mcp_approval_response":
                 call_id = call_id_of(item["approval_request_id"])
                 if not item.get("approve") and call_id in called:
@@ -104,7 +125,7 @@ def model_view(items: Sequence[Item], names: Mapping[tuple[str, str], str]) -> l
             case "code_interpreter_call":
                 code = json.dumps({"code": item.get("code") or ""})
                 call(call_id_of(item["id"]), names.get(("python", "python"), "python"), code)
-                view.append(output_item(call_id_of(item["id"]), _logs(item)))
+                results.append(output_item(call_id_of(item["id"]), _logs(item)))
             case "function_call":
                 if item["call_id"] not in called:
                     called.add(item["call_id"])
@@ -115,12 +136,25 @@ def model_view(items: Sequence[Item], names: Mapping[tuple[str, str], str]) -> l
                 pass
             case other:
                 raise RequestError(f"items of type {other!r} are not supported", "input")
-    return view
+    return view + results
 
 
 def call_id_of(item_id: str) -> str:
     """The call id that belongs to a hosted item's id: both are minted together, `ci_X` with `call_X`."""
     return f"call_{item_id.partition('_')[2] or item_id}"
+
+
+def call_suffix(round_id: str, number: int) -> str:
+    """What the ids of a call share, of its item and its approval too: the round that made it, and its place there."""
+    return f"{round_id}_{number}"
+
+
+def _round_of(item: Item) -> str | None:
+    """The round that made a call's item, None for another item or an id that was not minted here."""
+    if item["type"] not in _CALL_TYPES:
+        return None
+    found = re.fullmatch(r"[a-z]+_(\w+)_\d+", str(item.get("approval_request_id") or item.get("id")))
+    return found[1] if found else None
 
 
 def new_approvals(items: Sequence[Item]) -> list[Item]:
@@ -143,9 +177,10 @@ def new_approvals(items: Sequence[Item]) -> list[Item]:
 
 
 def paired(items: Sequence[Item]) -> list[Item]:
-    """Every call directly followed by exactly one output: models' servers refuse anything else.
+    """Every round's calls, directly followed by exactly one output each: models' servers refuse anything else.
 
-    A call that nobody answered gets an output that says so. Raises RequestError for an output without its call.
+    Calls that follow one another are one round; any other item ends it, and so does a result of one of its calls. A
+    call that nobody answered gets an output that says so. Raises RequestError for an output without its call.
     """
     outputs: dict[str, Item] = {}
     calls = {item["call_id"] for item in items if item["type"] == "function_call"}
@@ -155,17 +190,31 @@ def paired(items: Sequence[Item]) -> list[Item]:
                 raise RequestError(f"no tool call found for the output of call {item.get('call_id')!r}", "input")
             outputs.setdefault(item["call_id"], item)
     result: list[Item] = []
-    waiting: list[str] = []
+    waiting: list[Item] = []
+    answered = False
+
+    def end_round() -> None:
+        nonlocal answered
+        result.extend(outputs.get(one["call_id"]) or output_item(one["call_id"], _unanswered(one)) for one in waiting)
+        waiting.clear()
+        answered = False
+
     for item in items:
+        is_call = item["type"] == "function_call"
         if item["type"] == "function_call_output":
+            answered |= any(one["call_id"] == item["call_id"] for one in waiting)
             continue
-        if item["type"] != "function_call" and waiting:
-            result += [outputs.get(one) or output_item(one, NO_RESULT) for one in waiting]
-            waiting = []
+        if answered or not is_call:
+            end_round()
         result.append(_readable(item))
-        if item["type"] == "function_call":
-            waiting.append(item["call_id"])
-    return result + [outputs.get(one) or output_item(one, NO_RESULT) for one in waiting]
+        if is_call:
+            waiting.append(item)
+    end_round()
+    return result
+
+
+def _unanswered(call: Item) -> str:
+    return NO_RESULT if call.get("status") == "incomplete" else OUTCOME_UNKNOWN
 
 
 def turns(items: Sequence[Item], instructions: str | None = None) -> list[Turn]:
@@ -252,14 +301,18 @@ def _mcp_output(item: Item) -> str:
     """The text that the model was given when the call ran."""
     error = item.get("error")
     if not error:
-        return item.get("output") or NO_RESULT
+        output = item.get("output")
+        return OUTCOME_UNKNOWN if output is None else str(output) or EMPTY
     if isinstance(error, str):
         return error
     if isinstance(error.get("content"), list):
-        return "\n".join(part.get("text", "") for part in error["content"]) or NO_RESULT
-    return error.get("message") or NO_RESULT
+        return "\n".join(part.get("text", "") for part in error["content"]) or OUTCOME_UNKNOWN
+    return error.get("message") or OUTCOME_UNKNOWN
 
 
 def _logs(item: Item) -> str:
     logs = [part["logs"] for part in item.get("outputs") or () if part.get("type") == "logs"]
-    return "\n".join(logs) or "The output of this run is not part of the history."
+    if logs:
+        return "\n".join(logs)
+    ended_well = item.get("status", "completed") == "completed"
+    return "The output of this run is not part of the history." if ended_well else OUTCOME_UNKNOWN

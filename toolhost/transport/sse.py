@@ -27,7 +27,8 @@ from toolhost.auth import Authenticator
 from toolhost.config import Settings
 from toolhost.errors import Refused
 from toolhost.identity import Headers, Named, Refusal, identify, label, named
-from toolhost.mcp_server import Caller
+from toolhost.mcp_server import Caller, Traced
+from toolhost.tracing import context_of
 from toolhost.transport.asgi import Attach, Receive, Scope, Send, address_of, respond
 from toolhost.transport.jsonid import IdScanner, find_id, has_id
 from toolhost.transport.paths import MESSAGES, Endpoint
@@ -258,6 +259,8 @@ class SseTransport:
         metadata = connection.metadata
         if naming is not None and naming != connection.naming:
             metadata = ServerMessageMetadata(request_context=connection.caller.refusing(DIFFERENT_SESSION))
+        elif trace := context_of(headers):
+            metadata = ServerMessageMetadata(request_context=Traced(connection.caller, trace))
         connection.inbox.put(SessionMessage(message, metadata=metadata), len(body))
         if connection.overloaded:
             fields = {"connection": connection.id[:8], "principal": connection.principal}

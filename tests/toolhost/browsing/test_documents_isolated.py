@@ -98,6 +98,29 @@ def test_ordinary_pages_are_not_risky_and_these_are() -> None:
     assert not is_risky("<p><b>x</b> <a href=y>z</a></p>" * 500)
     assert is_risky("<p>" * 30_000)
     assert is_risky("<b>" * 5000 + "<p>x" * 5000)
+    assert is_risky("<p>" + "x" * 2_000_001)
+    assert not is_risky("<p title='" + "word " * 800 + "' class=x>" * 500)
+
+
+CROWDS = {
+    "with values": " ".join(f"a{n}=x" for n in range(300_000)),
+    "without": " ".join(f"a{n}" for n in range(300_000)),
+    "quoted": "".join(f'a{n}="v>"' for n in range(300_000)),
+    "behind a quotation mark that opens nothing": 'a==" ' + " ".join(f"a{n}" for n in range(300_000)) + ' z=">"',
+}
+
+
+@pytest.mark.parametrize("name", CROWDS)
+async def test_a_tag_with_very_many_attributes_is_read_with_its_first(name: str) -> None:
+    """All of them would take minutes of cpu."""
+    source = f'<p id=here {CROWDS[name]}>hello</p><p title="{"long " * 2000}">more</p>'
+    assert is_risky(source)
+    shown = await to_page(Bytes("https://e.example/", "text/html", None, source.encode()), RenderLimits(seconds=30))
+    assert shown.text.endswith("hello\n\nmore") and shown.anchors == {"here": 2}
+
+
+def test_attributes_hidden_from_counting_by_a_quotation_mark_in_a_comment_are_seen_all_the_same() -> None:
+    assert is_risky('<!-- <x y=" --><p ' + CROWDS["without"][:20_000] + ' z=">">hello</p>')
 
 
 @pytest.mark.parametrize(
@@ -107,6 +130,7 @@ def test_ordinary_pages_are_not_risky_and_these_are() -> None:
         "<ul><li>a" * 30_000,
         "<p>" + "".join(f"<font color={n}>" for n in range(3000)) + "</p>" + "<p>x" * 9000,
         "<div><marquee></div></marquee>" * 100_000,
+        '<!-- <x y=" --><p ' + " ".join(f"a{n}" for n in range(100_000)) + ' z=">">hello</p>',
     ],
 )
 async def test_pages_made_to_cost_too_much_end_within_the_limits(source: str) -> None:

@@ -14,7 +14,8 @@ PATH = shutil.which("redis-server")
 
 
 class RedisServer:
-    """Started by the constructor, ended by `stop`; `start` brings it back. `durable`: what was written is there then."""
+    """Started by the constructor, ended by `stop`; `start` begins another one on the same port: an empty one, or with
+    what was written where it is `durable`."""
 
     def __init__(self, directory: Path, *, durable: bool = False) -> None:
         assert PATH is not None

@@ -10,6 +10,12 @@ import pytest
 
 from tests.toolhost.gateway.conftest import Serve
 from tests.toolhost.loop.checks import check_response
+from toolhost.loop import fake_model
+from toolhost.loop.chat_messages import items_of_chat
+from toolhost.loop.driver import LoopDriver
+from toolhost.loop.errors import RequestError
+from toolhost.loop.models.registry import connect
+from toolhost.loop.request import LoopRequest
 
 WEATHER: Any = {
     "type": "function",
@@ -47,20 +53,54 @@ async def test_the_three_forms_of_one_talk_give_the_model_identical_messages(ser
     replayed = [request["messages"] for request in served.model.requests]
     assert replayed == chained
 
-    # As Chat Completions messages, told as an application would write them.
+    # As Chat Completions messages through the driver, as an application would keep them.
     arguments = json.dumps({"city": "Paris"})
     function = {"name": "get_weather", "arguments": arguments}
-    assert chained[-1] == [
-        {"role": "user", "content": "Weather in Paris?"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "call_weather", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "call_weather", "content": "sunny"},
-        {"role": "assistant", "content": "It is sunny in Paris."},
-        {"role": "user", "content": "Umbrella?"},
+    asked = {"role": "user", "content": "Weather in Paris?"}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_weather", "type": "function", "function": function}],
+    }
+    told = {"role": "tool", "tool_call_id": "call_weather", "content": "sunny"}
+    answered = {"role": "assistant", "content": "It is sunny in Paris."}
+    talks = [
+        [asked],
+        [asked, called, told],
+        [asked, called, told, answered, {"role": "user", "content": "Umbrella?"}],
     ]
+    async with fake_model.serving(script) as (model, url):
+        driver = LoopDriver(connect("chat", url, timeout=30))
+        for messages in talks:
+            run = await driver.start(LoopRequest("fake", items_of_chat(messages), tools=[WEATHER]))
+            assert (await run.result()).response.status == "completed"
+        await driver.model.aclose()
+    assert [request["messages"] for request in model.requests] == chained == talks
+
+
+def test_chat_messages_with_images_and_reasoning_are_items_and_broken_ones_are_named() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    items = items_of_chat(
+        [
+            {"role": "user", "content": [{"type": "text", "text": "See"}, image]},
+            {"role": "assistant", "reasoning_content": "Hm.", "content": "I see."},
+        ]
+    )
+    assert [item["type"] for item in items] == ["message", "reasoning", "message"]
+    assert items[0]["content"][1]["image_url"] == "data:image/png;base64,AA"
+    wrong: list[dict[str, Any]] = [
+        {"role": "tool", "content": "x"},
+        {"role": "pirate", "content": "x"},
+        {"role": "user"},
+        {"role": "user", "content": [{"type": "audio"}]},
+        {"role": "user", "content": 7},
+        {"role": "assistant", "tool_calls": [{"id": "c"}]},
+        {"role": "assistant", "tool_calls": {}, "content": None},
+        {"role": "assistant", "tool_calls": "x"},
+    ]
+    for message in wrong:
+        with pytest.raises(RequestError, match=r"messages\[1\]"):
+            items_of_chat([{"role": "user", "content": "Hi"}, message])
 
 
 async def test_reasoning_travels_sealed_and_comes_back_to_the_model(serve: Serve) -> None:

@@ -188,15 +188,22 @@ class Double:
             await asyncio.sleep(0.005)
 
     async def kill(self) -> None:
-        """Cut every connection at once, as a killed process does."""
+        """Stop listening and cut every connection at once, as a killed process does."""
         assert self._server is not None and self._task is not None
+        for listener in self._server.servers:
+            listener.close()
+        self._cut()
+        self._server.should_exit = True
+        self._server.force_exit = True
+        await asyncio.wait({self._task}, timeout=5)
+        self._cut()  # those that were accepted in the same moment
+
+    def _cut(self) -> None:
+        assert self._server is not None
         for connection in list(self._server.server_state.connections):
             transport = connection.transport
             if transport is not None:
                 transport.abort()
-        self._server.should_exit = True
-        self._server.force_exit = True
-        await asyncio.wait({self._task}, timeout=5)
 
 
 @contextlib.asynccontextmanager

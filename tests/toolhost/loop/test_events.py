@@ -22,7 +22,7 @@ def emitter() -> Emitter:
 OPENERS: dict[str, Any] = {
     "message": lambda one: one.message(),
     "reasoning": lambda one: one.reasoning(),
-    "function_call": lambda one: one.function_call("call_1", "f"),
+    "function_call": lambda one: one.function_call(f"fc_{len(one.items)}", "call_1", "f"),
     "mcp_call": lambda one: one.mcp_call(f"mcp_{len(one.items)}", "files", "read"),
     "code_call": lambda one: one.code_call(f"ci_{len(one.items)}", "resp_1"),
     "search_call": lambda one: one.search_call(f"ws_{len(one.items)}", {"type": "search", "query": "q"}),

@@ -114,3 +114,15 @@ async def test_cancelling_a_call_tells_the_server(tool_server: McpToolServer, do
         call.cancel()
         async with asyncio.timeout(10):
             await double.host.was_cancelled.wait()
+
+
+async def test_a_session_over_http_outlives_a_server_that_has_forgotten_it(
+    tool_server: McpToolServer, double: Double
+) -> None:
+    """The new server answers 404 with an error of its own wording: it took nothing, so the call is asked again."""
+    async with tool_server.new_session("files", "resp_1") as session:
+        await session.call_tool("write", {"n": 1})
+        await double.kill()
+        await double.start()
+        assert (await session.call_tool("write", {"n": 2})).content[0].text == '{"write": {"n": 2}}'
+    assert [args for _, _, args in double.host.runs] == [{"n": 1}, {"n": 2}]

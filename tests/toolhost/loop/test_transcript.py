@@ -13,7 +13,7 @@ from toolhost.loop.errors import RequestError
 from toolhost.loop.models.registry import ADAPTERS
 from toolhost.loop.request import LoopRequest
 from toolhost.loop.results import excerpt
-from toolhost.loop.transcript import NO_RESULT, as_items, model_view, paired, turns
+from toolhost.loop.transcript import NO_RESULT, OUTCOME_UNKNOWN, as_items, model_view, paired, turns
 
 
 def call(call_id: str, arguments: str = "{}") -> dict[str, Any]:
@@ -30,7 +30,10 @@ def test_items_without_type_id_or_status_are_accepted() -> None:
 
 
 def test_an_unanswered_call_gets_an_output_that_says_so() -> None:
-    assert paired([call("a"), call("b"), output("b")]) == [call("a"), call("b"), output("a", NO_RESULT), output("b")]
+    filled = [call("a"), call("b"), output("a", OUTCOME_UNKNOWN), output("b")]
+    assert paired([call("a"), call("b"), output("b")]) == filled
+    waiting = {**call("a"), "status": "incomplete"}
+    assert paired([waiting]) == [waiting, output("a", NO_RESULT)], "one that was not executed is told apart"
 
 
 def test_an_output_far_from_its_call_is_put_beside_it_once() -> None:

@@ -106,8 +106,11 @@ class Store(abc.ABC):
         """Rows in the order of the keys. Raises StoreError."""
 
     @abc.abstractmethod
-    async def write(self, *changes: Change) -> None:
-        """All changes or none. Raises Conflict, StoreError."""
+    async def write(self, *changes: Change, patience_s: float = 0.0) -> None:
+        """All changes or none. Raises Conflict, StoreError.
+
+        `patience_s`: how long this may wait for other writes to go with. The order of one's own writes stays.
+        """
 
     @abc.abstractmethod
     async def entries(self, key: str, first: int = 0, limit: int = 1000) -> list[str]:

@@ -122,7 +122,7 @@ class RedisStore(Store):
             for key, (version, data) in zip(keys, found, strict=True)
         ]
 
-    async def write(self, *changes: Change) -> None:
+    async def write(self, *changes: Change, patience_s: float = 0.0) -> None:
         arguments = [text for change in changes for text in _arguments(change)]
         with _translated():
             conflict = await self._script(keys=[self._prefix], args=arguments)

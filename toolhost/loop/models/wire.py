@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.request import getproxies, proxy_bypass
 
-import httpx2
+import aiohttp
+from yarl import URL
 
 from toolhost.loop.errors import ModelError, RequestError
 
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
 _CONNECT_SECONDS = 10.0
+_REST_SECONDS = 0.02
+"""How long an answer may take from `[DONE]` to its last byte, for its connection to be used again."""
 
 
 class Wire:
@@ -23,47 +31,107 @@ class Wire:
 
     def __init__(self, base_url: str, headers: Mapping[str, str], timeout: float) -> None:
         self._base = _address(base_url)
-        self._client = httpx2.AsyncClient(
-            headers=dict(headers), timeout=httpx2.Timeout(timeout, connect=_CONNECT_SECONDS)
-        )
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=timeout)
+        self._session: aiohttp.ClientSession | None = None
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     async def json(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The whole answer as an object. Raises ModelError."""
         async with self._post(path, body) as response:
-            return _parse(await response.aread())
+            return _parse(await response.read())
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The data of each event, until the stream ends or says `[DONE]`. Raises ModelError."""
         async with self._post(path, body) as response:
-            source = httpx2.EventSource(response, max_event_size=_MAX_EVENT_BYTES)
-            async for event in source:
-                if event.data.strip() == "[DONE]":
-                    return
-                if event.data:
-                    yield _parse(event.data)
+            if response.content_type != "text/event-stream":
+                raise ModelError(f"the model server streams {response.content_type}, not text/event-stream")
+            reader = _EventReader()
+            async for piece in response.content.iter_any():
+                for data in reader.read(piece):
+                    if data.strip() == b"[DONE]":
+                        await _drained(response.content)
+                        return
+                    if data:
+                        yield _parse(data)
 
     @asynccontextmanager
-    async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[httpx2.Response]:
+    async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:  # here, for a session belongs to the event loop that it was made in
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),  # how many run at once is decided elsewhere
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                timeout=self._timeout,
+                proxy=_proxy(URL(self._base)),
+            )
         try:
-            async with self._client.stream("POST", f"{self._base}{path}", json=dict(body)) as response:
-                if response.status_code >= 400:
-                    raise _refused(response.status_code, await response.aread())
+            data = json.dumps(dict(body), separators=(",", ":"), allow_nan=False).encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ModelError(f"the request cannot be written as JSON: {error}", "invalid_prompt") from error
+        try:
+            async with self._session.post(f"{self._base}{path}", data=data, allow_redirects=False) as response:
+                if response.status >= 300:
+                    raise _refused(response.status, await response.content.read(_MAX_ERROR_BYTES))
                 yield response
-        except httpx2.TimeoutException as error:
+        except TimeoutError as error:
             raise ModelError(f"the model server at {self._base} did not answer in time") from error
-        except httpx2.HTTPError as error:
+        except (aiohttp.ClientError, OSError) as error:
             detail = str(error) or type(error).__name__
             raise ModelError(f"the connection to the model server at {self._base} failed: {detail}") from error
 
 
+class _EventReader:
+    """Bytes to the data of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+    _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def read(self, piece: bytes) -> Iterator[bytes]:
+        """The events that this piece ends. Raises ModelError for one that is too large."""
+        *lines, self._rest = self._LINE_END.split(self._rest + piece)
+        for line in lines:
+            if not line:
+                if self._data:
+                    data, self._data, self._size = b"\n".join(self._data), [], 0
+                    yield data
+            elif line.startswith(b"data"):
+                name, _, value = line.partition(b":")
+                if name == b"data":
+                    self._data.append(value.removeprefix(b" "))
+                    self._size += len(line)
+        if self._size + len(self._rest) > _MAX_EVENT_BYTES:
+            raise ModelError(f"the model server sent an event of more than {_MAX_EVENT_BYTES} bytes")
+
+
+async def _drained(content: aiohttp.StreamReader) -> None:
+    """Read the end of an answer, which is all that may come: a connection with unread bytes is not used again."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(_REST_SECONDS):
+            await content.readany()
+
+
+def _proxy(url: URL) -> str | None:
+    """The proxy that the environment names for an address. Looked up once: aiohttp would do it for each request."""
+    if proxy_bypass(url.host or ""):
+        return None
+    proxies = getproxies()
+    return proxies.get(url.scheme) or proxies.get("all")
+
+
 def _address(base_url: str) -> str:
     try:
-        url = httpx2.URL(base_url)
+        url = URL(base_url)
         usable = url.scheme in ("http", "https") and bool(url.host) and (url.port is None or 0 < url.port < 65536)
-    except (httpx2.InvalidURL, ValueError):
+    except ValueError:
         usable = False
     if not usable or not base_url.isprintable() or " " in base_url:
         raise RequestError(f"the model server's address must be like http://HOST:PORT/v1, not {base_url!r}", "model")
