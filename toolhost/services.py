@@ -20,6 +20,7 @@ from sandboxes.lifecycle import LIVE
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
 from sandboxes.spec import SessionKey, SessionRequest
+from sandboxes.stores.base import Store
 from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
 from toolhost.admin import AllSessions
@@ -123,7 +124,7 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     backend = create_backend(settings, owner)
     manager = SessionManager(
         backend=backend,
-        store=SqliteStore(settings.state_dir / "ledger.sqlite"),
+        store=_store(settings),
         owner=owner,
         settings=manager_settings(settings),
         observer=Observers(LogObserver(), metrics, *([] if traced is None else [traced])),
@@ -180,6 +181,17 @@ def isolation(backend: Backend) -> str:
     missing = sorted(backend.differences)
     line = f"Isolation: {backend.name}"
     return f"{line}; not given here: {', '.join(missing)} (docs/isolation.md)" if missing else line
+
+
+def _store(settings: Settings) -> Store:
+    """The sessions' records: a file of this host's, or Redis where hosts share them. Raises ConfigurationError."""
+    if settings.store.url is None:
+        return SqliteStore(settings.state_dir / "ledger.sqlite")
+    try:
+        from sandboxes.stores.redis import RedisStore
+    except ImportError as error:
+        raise ConfigurationError("store.url needs more packages: pip install 'toolhost[ray]'") from error
+    return RedisStore(settings.store.url, settings.store.prefix)
 
 
 def _owner(settings: Settings) -> Owner:
