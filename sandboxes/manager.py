@@ -383,7 +383,9 @@ class SessionManager:
 
         return list(await asyncio.gather(*(used(info) for info in infos[: which.limit])))
 
-    def _info(self, record: SessionRecord, living: Mapping[str, Mapping[str, object]], replica: Replica) -> SessionInfo:
+    def _info_there(
+        self, record: SessionRecord, living: Mapping[str, Mapping[str, object]], replica: Replica
+    ) -> SessionInfo:
         session = self._keeper.sessions.get(record.key)
         if session is None or session.record.incarnation != record.incarnation or session.phase in OVER:
             info = SessionInfo(record, Phase.CLOSED if record.closed_at is not None else Phase(record.phase))

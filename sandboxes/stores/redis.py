@@ -304,7 +304,7 @@ class RedisStore(SharedStore):
     @_whole
     async def _run(self, script: str, *arguments: str | int) -> Any:
         with self._translated():
-            return await self._scripts[script](keys=[self._prefix], args=arguments)
+            return await self._scripts[script](keys=[self._prefix], args=arguments, client=self._redis)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
