@@ -217,20 +217,6 @@ class RaySettings(Group):
     head_patience_s: float = Field(300.0, ge=30, description="without the head for so long a node ends its sandboxes")
 
 
-class StoreSettings(Group):
-    """Where sessions are on record."""
-
-    url: str | None = Field(None, description="redis://HOST:PORT/0, for hosts that share a cluster; none: in state_dir")
-    prefix: str = Field("toolhost:", description="of all keys in Redis")
-
-    @field_validator("url")
-    @classmethod
-    def _url(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must begin with redis://, rediss:// or unix://")
-        return value
-
-
 class GatewaySettings(Group):
     """The Responses gateway."""
 
@@ -307,7 +293,6 @@ class Settings(BaseSettings):
     bubblewrap: BubblewrapSettings = BubblewrapSettings()  # type: ignore[call-arg]
     docker: DockerSettings = DockerSettings()  # type: ignore[call-arg]
     ray: RaySettings = RaySettings()  # type: ignore[call-arg]
-    store: StoreSettings = StoreSettings()  # type: ignore[call-arg]
     gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
 
     @property

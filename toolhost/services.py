@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from filelock import FileLock, Timeout
 from prometheus_client import CollectorRegistry
@@ -20,14 +20,13 @@ from sandboxes.lifecycle import LIVE
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
 from sandboxes.spec import SessionKey, SessionRequest
-from sandboxes.stores.base import Store
 from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
 from toolhost.admin import AllSessions
 from toolhost.backends import create_backend, manager_settings, owner_of
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
-from toolhost.metrics import Cluster, Metrics
+from toolhost.metrics import Metrics
 from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
@@ -124,7 +123,7 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     backend = create_backend(settings, owner)
     manager = SessionManager(
         backend=backend,
-        store=_store(settings),
+        store=SqliteStore(settings.state_dir / "ledger.sqlite"),
         owner=owner,
         settings=manager_settings(settings),
         observer=Observers(LogObserver(), metrics, *([] if traced is None else [traced])),
@@ -134,8 +133,6 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         return manager.counts
 
     metrics.watch(counts)
-    if settings.sandbox.backend == "ray":
-        metrics.watch_nodes(cast("Cluster", backend))
     gateway = _gateway(settings, namespaces, manager, metrics.registry) if settings.gateway.enabled else None
     return Services(settings, manager, namespaces, auth, metrics, backend, counts, gateway, traced)
 
@@ -181,17 +178,6 @@ def isolation(backend: Backend) -> str:
     missing = sorted(backend.differences)
     line = f"Isolation: {backend.name}"
     return f"{line}; not given here: {', '.join(missing)} (docs/isolation.md)" if missing else line
-
-
-def _store(settings: Settings) -> Store:
-    """The sessions' records: a file of this host's, or Redis where hosts share them. Raises ConfigurationError."""
-    if settings.store.url is None:
-        return SqliteStore(settings.state_dir / "ledger.sqlite")
-    try:
-        from sandboxes.stores.redis import RedisStore
-    except ImportError as error:
-        raise ConfigurationError("store.url needs more packages: pip install 'toolhost[ray]'") from error
-    return RedisStore(settings.store.url, settings.store.prefix)
 
 
 def _owner(settings: Settings) -> Owner:

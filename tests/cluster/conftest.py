@@ -64,7 +64,10 @@ async def per_node(replica: Replica) -> Counter[str]:
 
 def sandboxes(machines: Iterable[Machine]) -> list[int]:
     """How many sandboxes run on each machine, as its processes say."""
-    return [sum(AGENT in process.command for process in machine.processes()) for machine in machines]
+    return [
+        sum(AGENT in process.command and "bwrap" not in process.command for process in machine.processes())
+        for machine in machines
+    ]
 
 
 def stretch() -> float:

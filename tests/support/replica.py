@@ -38,6 +38,7 @@ class Replica(RunningHost):
             "TOOLHOST_RAY__TOKEN_FILE": str(cluster.token_file),
             "TOOLHOST_RAY__OWNER_FILE": str(owner_file(cluster)),
             "TOOLHOST_RAY__NODE_STATE_DIR": "/run/toolhost-nodes",
+            "TOOLHOST_STORE__KIND": "redis",
             "TOOLHOST_STORE__URL": cluster.redis_url.removesuffix("/0") + "/1",  # the head's tables are in the first
             "TOOLHOST_LIFECYCLE__QUEUE_S": "3",
             "TOOLHOST_RAY__UNUSED_S": "5",
