@@ -274,26 +274,39 @@ class AgentClient:
                 on_event(event)
 
         ident, waiter = self._send(t, watch, attempt=attempt, **fields)
+        loop = asyncio.get_running_loop()
+        limit_s, waits = REPLY_S, False
         try:
-            # After `accepted` an earlier execution may still run (this one then waits its turn inside): as long as the
-            # connection answers pings, its own bound begins when it started.
-            loop = asyncio.get_running_loop()
-            async with self._deadline(REPLY_S) as deadline:
-                while True:
-                    frame = await self._reply(waiter)
-                    if frame["t"] == "accepted":
-                        deadline.reschedule(loop.time() + START_S + bound.backstop_s)
-                    elif frame["t"] == "started":
-                        deadline.reschedule(loop.time() + bound.backstop_s)
-                    elif frame["t"] == "result":
-                        outcome = self._checked(codec.read_outcome, frame)
-                        if outcome.receipt.attempt_id != attempt:
-                            raise self._broke("the result of another attempt")
-                        return outcome
-                    else:
-                        raise self._broke(f"{frame['t']} in answer to {t}")
+            while True:
+                try:
+                    async with asyncio.timeout(limit_s) as deadline:
+                        while True:
+                            frame = await self._reply(waiter)
+                            if frame["t"] == "accepted":
+                                waits = True
+                                deadline.reschedule(loop.time() + START_S + bound.backstop_s)
+                            elif frame["t"] == "started":
+                                waits = False
+                                deadline.reschedule(loop.time() + bound.backstop_s)
+                            elif frame["t"] == "result":
+                                outcome = self._checked(codec.read_outcome, frame)
+                                if outcome.receipt.attempt_id != attempt:
+                                    raise self._broke("the result of another attempt")
+                                return outcome
+                            else:
+                                raise self._broke(f"{frame['t']} in answer to {t}")
+                except TimeoutError:
+                    # After `accepted` an earlier execution may still run, perhaps another host's: then this one waits
+                    # its turn inside, as long as the connection answers; its own bound begins when it starts.
+                    if not waits or not await self._another_runs(attempt):
+                        raise self._stalled() from None
+                    limit_s = START_S
         finally:
             self._waiters.pop(ident, None)
+
+    async def _another_runs(self, attempt: str) -> bool:
+        """Raises ChannelStalled when the agent does not answer."""
+        return (await self.status()).get("running") not in (None, attempt)
 
     def _send(
         self, kind: str, watch: Callable[[codec.Fields], None] | None, /, **fields: object
@@ -320,10 +333,13 @@ class AgentClient:
             async with asyncio.timeout(deadline_s) as deadline:
                 yield deadline
         except TimeoutError:
-            # It is open and does not answer: nobody else should wait for it either.
-            lost = ChannelStalled("transport lost: no answer in time; the result can be fetched again")
-            self._fail(lost)
-            raise lost from None
+            raise self._stalled() from None
+
+    def _stalled(self) -> ChannelStalled:
+        """It is open and does not answer: nobody else should wait for it either."""
+        lost = ChannelStalled("transport lost: no answer in time; the result can be fetched again")
+        self._fail(lost)
+        return lost
 
     async def _reply(self, waiter: _Waiter) -> codec.Fields:
         """The next reply. Raises what the connection died of, or the agent's error."""

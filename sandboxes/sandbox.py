@@ -11,12 +11,22 @@ from collections.abc import Callable, Coroutine
 from sandboxes.backends.base import Life, Status
 from sandboxes.client import AgentClient, Bound
 from sandboxes.engine import Engine
-from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, SandboxOutOfMemory, StateLost, WireError
+from sandboxes.errors import (
+    ChannelLost,
+    ChannelStalled,
+    EngineUnavailable,
+    SandboxError,
+    SandboxOutOfMemory,
+    StateLost,
+    WireError,
+)
 from sandboxes.events import OnEvent
 from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
 
 RECONNECTS = 3
 BACKOFF_S = 0.05
+REMOTE_RECONNECTS = 40  # where a node's own host may have to come back first: it takes seconds, not milliseconds
+REMOTE_BACKOFF_S = 0.25
 USAGE_S = 2.0
 ACK_DELAY_S = 0.5  # acknowledgements go with the next call, or after so long
 
@@ -129,17 +139,29 @@ class Sandbox:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     async def _persist(self, ask: Callable[[AgentClient], Coroutine[None, None, Outcome]]) -> Outcome:
-        for left in reversed(range(RECONNECTS + 1)):
+        remote = self._engine.backend.shared
+        tries = REMOTE_RECONNECTS if remote else RECONNECTS
+        asked = False
+        for done in range(tries + 1):
+            backoff_s = REMOTE_BACKOFF_S if remote and done >= RECONNECTS else BACKOFF_S
             try:
-                return await ask(await self.client())
+                client = await self.client()
+                asked = True
+                return await ask(client)
             except ChannelStalled:
                 await self._fate()
                 raise
+            except EngineUnavailable as error:
+                if not asked:
+                    raise  # nothing ran
+                if done == tries:
+                    raise ChannelLost(f"transport lost: {error.message}; the result can be fetched again") from error
+                await asyncio.sleep(backoff_s)
             except ChannelLost:
                 await self._fate()
-                if not left:
+                if done == tries:
                     raise
-                await asyncio.sleep(BACKOFF_S)
+                await asyncio.sleep(backoff_s)
             except WireError as error:
                 raise StateLost(f"its agent broke the protocol ({error.message})") from error
         raise AssertionError("unreachable")
@@ -150,6 +172,8 @@ class Sandbox:
             raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
         try:
             status = await self.status()
+        except StateLost:
+            raise
         except SandboxError:
             return
         if status.life is not Life.RUNNING:

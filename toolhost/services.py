@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from filelock import FileLock, Timeout
 from prometheus_client import CollectorRegistry
@@ -26,7 +26,7 @@ from toolhost.admin import AllSessions
 from toolhost.backends import create_backend, manager_settings, owner_of
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
-from toolhost.metrics import Cluster, Metrics
+from toolhost.metrics import Metrics
 from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
@@ -133,8 +133,6 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
         return manager.counts
 
     metrics.watch(counts)
-    if settings.sandbox.backend == "ray":
-        metrics.watch_nodes(cast("Cluster", backend))
     gateway = _gateway(settings, namespaces, manager, metrics.registry) if settings.gateway.enabled else None
     return Services(settings, manager, namespaces, auth, metrics, backend, counts, gateway, traced)
 

@@ -196,7 +196,9 @@ class FakeAgent:
                     self._new_epoch()
                 await reply("ok", epoch=self._epoch)
             case "status":
-                await reply("ok", status={"state": self._state(), "epoch": self._epoch, "sequence": self._sequence})
+                runs = self._running.attempt if self._running else None
+                status = {"state": self._state(), "epoch": self._epoch, "sequence": self._sequence, "running": runs}
+                await reply("ok", status=status)
             case "files":
                 await self._files(frame, reply, fail)
             case "stop":
