@@ -24,7 +24,7 @@ from sandboxes.backends.ray_names import NAME, NodeInfo, NodeSettings, Place, le
 from sandboxes.backends.ray_node import spec_fields
 from sandboxes.backends.ray_nodes import Entry, Nodes
 from sandboxes.backends.ray_peer import Unreachable
-from sandboxes.backends.ray_wire import Draining, LeaseGone
+from sandboxes.backends.ray_wire import Draining, LeaseGone, NotReady
 from sandboxes.errors import BackendError, EngineUnavailable, NodeGone, SandboxError, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, SandboxSpec, Usage
@@ -211,7 +211,7 @@ class RayBackend(Backend):
             except Draining:
                 avoid.add(lease.node)
                 await self._leases.remove(lease.id)
-            except (Unreachable, NodeGone):
+            except (Unreachable, NodeGone, NotReady):
                 await asyncio.sleep(MOVING_PAUSE_S)
                 await self._nodes.refresh_soon()
             except BackendError:
@@ -260,12 +260,19 @@ class RayBackend(Backend):
         entry = await self._nodes.entry(lease.node)
         if entry is None or entry.place is None:
             raise NodeGone(GONE) if entry is None else EngineUnavailable(f"the node {entry.host}: {entry.problem}")
-        try:
-            return await self._nodes.ask(entry, op, LOOK_S, **arguments)
-        except Unreachable:
-            if await self._nodes.gone(entry.place):
-                raise NodeGone(GONE) from None
-            raise
+        deadline = asyncio.get_running_loop().time() + LOOK_S
+        while True:
+            try:
+                return await self._nodes.ask(entry, op, LOOK_S, **arguments)
+            except Unreachable as error:
+                if await self._nodes.gone(entry.place, refused=error.refused):
+                    raise NodeGone(GONE) from None
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            except NotReady:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
     async def _persist(self, handle: Handle, ask: Callable[[], Awaitable[T]]) -> T:
         """Asks again while the node may come back: its NodeHost is back within seconds. Raises NodeGone when the node
@@ -280,6 +287,9 @@ class RayBackend(Backend):
             except Unreachable as error:
                 if await self._nodes.gone(_place(handle), refused=error.refused) or await self._moved(handle):
                     raise NodeGone(GONE, sandbox=handle.sandbox_id) from None
+                if loop.time() >= deadline:
+                    raise
+            except NotReady:
                 if loop.time() >= deadline:
                     raise
             await asyncio.sleep(PAUSE_S)

@@ -21,7 +21,7 @@ from typing import Any
 from sandboxes.backends import ray_local, ray_wire
 from sandboxes.backends.base import Backend, Channel, Life
 from sandboxes.backends.ray_feed import Feed
-from sandboxes.backends.ray_names import NAME, NodeSettings, Place, loaded, stored
+from sandboxes.backends.ray_names import NAME, STARTING, NodeSettings, Place, loaded, stored
 from sandboxes.backends.ray_relay import Operation, Relay
 from sandboxes.backends.ray_versions import versions
 from sandboxes.errors import BackendError, EngineUnavailable, NoCapacity, SandboxError
@@ -70,7 +70,7 @@ class Node:
         self._launching = asyncio.Semaphore(LAUNCHES)
         self._draining = False
         self._opened = False
-        self.problem = "it is starting"
+        self.problem = STARTING
         self.place: Place | None = None
         operations: dict[str, Operation] = {
             "launch": self._launch,
@@ -149,7 +149,8 @@ class Node:
 
     def _usable(self) -> None:
         if not self._opened:
-            raise EngineUnavailable(f"the node {self._host} takes no sessions: {self.problem}")
+            kind = ray_wire.NotReady if self.problem == STARTING else EngineUnavailable
+            raise kind(f"the node {self._host} takes no sessions: {self.problem}")
 
     # --- operations --------------------------------------------------------------------------------------------------
 

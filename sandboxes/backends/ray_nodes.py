@@ -14,8 +14,9 @@ from typing import Any
 
 from sandboxes.backends.base import Problem
 from sandboxes.backends.ray_leases import Leases
-from sandboxes.backends.ray_names import RESOURCE, SHORT, NodeInfo, Place
+from sandboxes.backends.ray_names import RESOURCE, SHORT, STARTING, NodeInfo, Place
 from sandboxes.backends.ray_peer import Peer, Unreachable
+from sandboxes.backends.ray_wire import NotReady
 from sandboxes.errors import BackendError, EngineUnavailable, IsolationUnavailable, NodeGone, SandboxError
 from sandboxes.owner import Owner
 
@@ -71,7 +72,7 @@ class Nodes:
         deadline = loop.time() + OPEN_S
         while True:
             await self.refresh()
-            waiting = [entry for entry in self._entries.values() if entry.place is None]
+            waiting = [entry for entry in self._entries.values() if entry.place is None or entry.problem == STARTING]
             if not waiting or loop.time() >= deadline:
                 break
             await asyncio.sleep(START_PAUSE_S)
@@ -167,7 +168,8 @@ class Nodes:
         return await self.peer(entry.place).call(op, deadline_s, **arguments)
 
     async def ask_all(self, op: str, deadline_s: float, **arguments: Any) -> list[Any]:
-        """What every node says. One that is gone says nothing; one that does not answer is waited for a while.
+        """What every node says. One that is gone, or has said that it takes no sessions, says nothing; one that does
+        not answer is waited for a while.
 
         Raises EngineUnavailable.
         """
@@ -185,12 +187,16 @@ class Nodes:
                 return True, await self.ask(entry, op, deadline_s, **arguments)
             except NodeGone:
                 return False, None
-            except Unreachable as error:
+            except (Unreachable, NotReady) as error:
                 assert entry.place is not None
-                if await self.gone(entry.place, refused=error.refused):
+                if isinstance(error, Unreachable) and await self.gone(entry.place, refused=error.refused):
                     return False, None
                 if loop.time() >= deadline:
                     raise
+            except EngineUnavailable:
+                if entry.problem in ("", STARTING):
+                    raise
+                return False, None
             await asyncio.sleep(PAUSE_S)
 
     async def problems(self) -> list[Problem]:
