@@ -38,6 +38,7 @@ NODE_LAUNCH_S = 45.0
 DESTROY_S = 80.0
 LOOK_S = 8.0  # a node that does not answer is waited for so long: its NodeHost may just be coming back
 PAUSE_S = 0.05
+REMEMBERED = 20_000
 MOVING_PAUSE_S = 0.1
 GONE = "the node that it ran on is gone"
 
@@ -70,6 +71,7 @@ class RayBackend(Backend):
         self._nodes = Nodes(owner, self._leases)
         self._opened = False
         self._undoing: set[asyncio.Task[None]] = set()
+        self._places: dict[str, Place] = {}  # by key: where this host has seen its sandbox
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
@@ -116,21 +118,29 @@ class RayBackend(Backend):
         except asyncio.CancelledError:
             await _finished(self._undone(work))
             raise
+        self._remember(handle)
         return handle
 
     async def lookup(self, key: str) -> Handle | None:
         lease = await self._leases.find(lease_name(self._owner.id, key))
-        if lease is not None:
-            if not lease.node:
-                raise NodeGone(GONE)
-            found = await self._ask_at(lease, "lookup", key=key)
-            return None if found is None else loaded(found)
-        answers = await self._nodes.ask_all("lookup", LOOK_S, key=key)
-        return next((loaded(found) for found in answers if found is not None), None)
+        if lease is None:  # its files are under another name, or there is nothing
+            answers = await self._nodes.ask_all("lookup", LOOK_S, key=key)
+            return next((loaded(found) for found in answers if found is not None), None)
+        if not lease.node:
+            raise NodeGone(GONE)
+        found = await self._ask_at(lease, "lookup", key=key)
+        if found is not None:
+            return loaded(found)
+        seen = self._places.get(key)
+        if seen is not None and not lease.node.startswith(seen.node):
+            raise NodeGone(GONE)
+        return None
 
     async def connect(self, handle: Handle) -> Channel:
         place = _place(handle)
-        return await self._persist(handle, lambda: ray_peer.attach(self._owner, place, handle))
+        channel = await self._persist(handle, lambda: ray_peer.attach(self._owner, place, handle))
+        self._remember(handle)
+        return channel
 
     async def poll(self, handle: Handle) -> Status:
         found = await self._at(handle, "poll", LOOK_S)
@@ -145,6 +155,8 @@ class RayBackend(Backend):
         except NodeGone:
             if not keep_workspace:
                 await self._give_up(handle.workspace)
+        if not keep_workspace:
+            self._places.pop(handle.key, None)
 
     async def remove_workspace(self, workspace: str) -> None:
         lease = await self._leases.find(lease_name(self._owner.id, workspace))
@@ -220,6 +232,11 @@ class RayBackend(Backend):
                 raise
             else:
                 return loaded(found["handle"]), bool(found["fresh"])
+
+    def _remember(self, handle: Handle) -> None:
+        self._places[handle.key] = _place(handle)
+        while len(self._places) > REMEMBERED:
+            del self._places[next(iter(self._places))]
 
     def _undo_later(self, work: asyncio.Task[tuple[Handle, bool]]) -> None:
         task = asyncio.create_task(self._undone(work), name="ray undo")
