@@ -209,8 +209,12 @@ class Leases:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            fields = json.loads(line)
-            waiting = self._waiting.get(fields.get("id"))
+            try:
+                fields = json.loads(line)
+                waiting = self._waiting.get(fields.get("id"))
+            except (ValueError, AttributeError):
+                log.warning("the bridge to Ray says what is not of its protocol: it is started again")
+                return
             if waiting is None or waiting.done():
                 continue
             if "error" in fields:
