@@ -16,7 +16,7 @@ from sandboxes.client import AgentClient
 from sandboxes.errors import ChannelLost, EngineUnavailable, StateLost
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import OVER
-from sandboxes.records import files_gone, lost_fate
+from sandboxes.records import files_gone, lost_fate, same_node
 from sandboxes.replicas import Replica
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Session
@@ -92,7 +92,7 @@ class Joining:
         faster. Raises StateLost, StoreUnavailable; `session` may be over then or afterwards."""
         handle, record = sandbox.handle, session.record
         lost_reason = record.lost_reason
-        if record.epoch and record.node != handle.node:
+        if record.epoch and not same_node(record.node, handle.node):
             lost_reason = files_gone(lost_reason)
         status = await (await sandbox.client()).status()
         epoch = max(epoch, codec.count(status, "epoch"))  # who raced with this host may have told it first

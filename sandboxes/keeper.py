@@ -311,7 +311,12 @@ class Keeper:
         sandbox, session.sandbox = session.sandbox, None
         session.change(Transition.LOSE, reason)
         found = session.record.handle
-        if self.records.shared and sandbox is not None and found is not None and found != sandbox.handle:
+        if (
+            self.records.shared
+            and sandbox is not None
+            and found is not None
+            and found.sandbox_id != sandbox.handle.sandbox_id
+        ):
             tell = False  # another host has started a new one already, and has told
         else:
             session.update(handle=None)

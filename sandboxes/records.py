@@ -66,6 +66,12 @@ def lost_fate(error: SandboxError | None) -> str:
     return FILES_GONE if isinstance(error, NodeGone) else FILES_KEPT
 
 
+def same_node(one: str, other: str) -> bool:
+    """Whether two handles' nodes are one life of one node. A name may have the node's address before a last slash: it
+    changes when the node's own host starts again."""
+    return one.rpartition("/")[2] == other.rpartition("/")[2]
+
+
 def newest_phase(record: SessionRecord) -> Phase:
     """Where a session is that is taken up from its record: with its sandbox, if it has one."""
     if record.handle is not None:

@@ -24,7 +24,8 @@ from sandboxes.backends.base import Backend, Problem
 from sandboxes.environment import Status, environment_status
 from sandboxes.errors import SandboxError
 from sandboxes.owner import Owner
-from toolhost.backends import create_backend, owner_of
+from sandboxes.stores.base import Store
+from toolhost.backends import create_backend, create_store, owner_of
 from toolhost.cli.doctor_vllm import check_vllm, request_to_try, vllm_command
 from toolhost.cli.findings import Finding
 from toolhost.cli.serve import listening
@@ -83,6 +84,7 @@ def examine(
         _state_dir,
         _environment,
         _backend,
+        _store,
         _port,
         _vllm,
         _proxy,
@@ -183,6 +185,29 @@ async def _probe(backend: Backend) -> tuple[Sequence[Problem], frozenset[str]]:
         return problems, backend.differences
     finally:
         await backend.close()
+
+
+def _store(settings: Settings) -> Iterator[Finding]:
+    """The shared store, where there is one; the file of a host alone is looked at with its directory."""
+    if settings.store.kind == "sqlite":
+        if settings.sandbox.backend == "ray":
+            what = "sessions are kept in a file of this host: no other tool host can share the cluster"
+            yield Finding("store", "weak", what, 'store.kind = "redis" with store.url, for more than one tool host')
+        return
+    try:
+        asyncio.run(_reach(create_store(settings, Owner("doctor", b"doctor"))))
+    except (ConfigurationError, SandboxError) as error:
+        yield Finding("store", "wrong", error.message, "mend store.url, or start Redis; docs/cluster.md")
+        return
+    yield Finding("store", "ok", "Redis answers")
+
+
+async def _reach(store: Store) -> None:
+    """Raises StoreUnavailable."""
+    try:
+        await store.open()
+    finally:
+        await store.close()
 
 
 def _port(settings: Settings) -> Iterator[Finding]:
