@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.bench import Bench, missing
-from benchmarks.cases import browser, gateway, growth, load, memory, start, warm
+from benchmarks.cases import browser, cluster, gateway, growth, load, memory, start, warm
 from benchmarks.tables import Table, markdown
 
 CASES = {
@@ -29,6 +29,7 @@ CASES = {
     "growth": growth.run,
     "browser": browser.run,
     "gateway": gateway.run,
+    "cluster": cluster.run,
 }
 OUTPUT = Path(".cache") / "benchmarks"
 
