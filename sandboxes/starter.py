@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from sandboxes.backends.base import Life
-from sandboxes.errors import NoCapacity, StateLost
+from sandboxes.errors import ChannelLost, EngineUnavailable, NoCapacity, StateLost
 from sandboxes.joining import Joining
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import LIVE, OVER, Phase, Transition
@@ -19,6 +19,8 @@ from sandboxes.pool import Pool
 from sandboxes.sandbox import Sandbox, describe
 from sandboxes.session import Session
 from sandboxes.stores.base import SessionRecord
+
+STARTS = 3  # tries, where a node may be lost while its sandbox starts
 
 
 class SessionOver(Exception):
@@ -114,13 +116,7 @@ class Starter:
                 sandbox, source = found, "replica"
             else:
                 sandbox, source = await self._obtain(session)
-                try:
-                    sandbox = await self._claim(session, sandbox)
-                except StateLost:
-                    if self._joining is None:
-                        raise
-                    sandbox, source = await self._obtain(session)  # it moved, or was swept, in this moment
-                    sandbox = await self._claim(session, sandbox)
+                sandbox = await self._claim(session, sandbox)
             if session.phase is not Phase.STARTING:
                 raise SessionOver
         except BaseException as error:
@@ -136,6 +132,20 @@ class Starter:
 
     async def _claim(self, session: Session, sandbox: Sandbox) -> Sandbox:
         """Binds a sandbox to the session. Returns the session's: another host may have been faster."""
+        if self._joining is None:
+            return await self._bind(session, sandbox)
+        for _ in range(STARTS):
+            try:
+                return await self._bind(session, sandbox)
+            except (StateLost, ChannelLost) as error:  # its node went, or it was swept, in this very moment
+                self._keeper.observer.failed("start", error)
+                await sandbox.close()
+            if session.phase is not Phase.STARTING:
+                raise SessionOver
+            sandbox, _ = await self._obtain(session)
+        raise EngineUnavailable("sandboxes started and were lost before they could be reached")
+
+    async def _bind(self, session: Session, sandbox: Sandbox) -> Sandbox:
         client = await sandbox.client()
         if self._joining is not None:
             await self._joining.know_epoch(session)

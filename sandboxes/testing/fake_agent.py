@@ -72,6 +72,9 @@ class FakeAgent:
 
     def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers on a connection, until it ends."""
+        if self._over:  # it died while the connection was made
+            writer.close()
+            return
         self._writers.add(writer)
         self._spawn(self._serve(reader, writer))
 

@@ -156,8 +156,13 @@ class FakeBackend(Backend):
         if found is None or found.ended is not None or found.handle.instance != handle.instance:
             raise StateLost("the sandbox is not running", sandbox=handle.sandbox_id)
         ours, theirs = socket.socketpair()
-        found.agent.serve(*await asyncio.open_connection(sock=theirs, limit=1 << 26))
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            found.agent.serve(*await asyncio.open_connection(sock=theirs, limit=1 << 26))
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         return FakeChannel(reader, writer, self._owner.nonce(handle.sandbox_id))
 
     async def poll(self, handle: Handle) -> Status:

@@ -101,6 +101,7 @@ async def crash(manager: SessionManager) -> None:
     for task in ended:
         task.cancel()
     await asyncio.gather(*ended, return_exceptions=True)
+    await asyncio.gather(*keeper._tasks, return_exceptions=True)  # what closes connections of what was cut off
     for session in keeper.sessions.values():
         if session.sandbox is not None:
             session.sandbox.on_lost = None

@@ -16,7 +16,7 @@ from tests.support.machines import Machine
 from tests.support.replica import Replica
 
 T = TypeVar("T")
-AGENT = "toolhost_agent.py fd:"  # in the command line of every sandbox's first process, once
+AGENT = "toolhost_agent.py fd:"  # in the command line of every sandbox's first process
 
 
 def key(name: str) -> dict[str, str]:
@@ -65,7 +65,7 @@ async def per_node(replica: Replica) -> Counter[str]:
 def sandboxes(machines: Iterable[Machine]) -> list[int]:
     """How many sandboxes run on each machine, as its processes say."""
     return [
-        sum(AGENT in process.command and "bwrap" not in process.command for process in machine.processes())
+        sum(process.innermost == 1 and AGENT in process.command for process in machine.processes())
         for machine in machines
     ]
 

@@ -29,12 +29,15 @@ from tests.cluster.conftest import (
     stretch,
     timed,
 )
-from tests.e2e.operating import counts
+from tests.e2e.operating import admin, counts
 from tests.support.cluster import Cluster, ray_cluster
 from tests.support.machines import Machine
 from tests.support.replica import Replica
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+SOME = 3
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +58,23 @@ def digest(name: str) -> str:
     return SessionKey("anonymous", KeyKind.RETAINED, session(name)).digest()
 
 
-async def spread(cluster: Cluster, replica: Replica, prefix: str, number: int = 6) -> dict[Machine, list[str]]:
-    """So many sessions with `x = NAME`, and on which machine each is. Both workers are up and have some."""
+async def spread(cluster: Cluster, replica: Replica, prefix: str) -> dict[Machine, list[str]]:
+    """Sessions with `x = NAME`, and on which machine each is: both workers are up and have some, and no others."""
     states = await asyncio.to_thread(cluster.nodes)
     for machine in cluster.workers:
         if states.get(machine.name) != "ALIVE":  # an earlier test did not get so far
             machine.kill()
             await back(cluster, replica, machine)
-    names = [f"{prefix}{count}" for count in range(number)]
-    for name in names:
-        assert "Traceback" not in await call(replica, name, f"x = '{name}'")
-    where = await places(replica)
-    found = {worker: [n for n in names if where[digest(n)] == worker.address] for worker in cluster.workers}
-    assert all(found.values()), found
+    await admin(replica, "/close", "POST", {"all": True})
+    await until(lambda: sandboxes(cluster.workers) == [0, 0], "sandboxes of an earlier test", 60)
+    names: list[str] = []
+    found: dict[Machine, list[str]] = {}
+    while not all(len(found.get(worker, ())) >= SOME for worker in cluster.workers):
+        assert len(names) < 10 * SOME, f"they are not spread: {found}"
+        names.append(f"{prefix}{len(names)}")
+        assert "Traceback" not in await call(replica, names[-1], f"x = '{names[-1]}'")
+        where = await places(replica)
+        found = {worker: [n for n in names if where[digest(n)] == worker.address] for worker in cluster.workers}
     return found
 
 

@@ -78,6 +78,7 @@ class Process:
 
     pid: int  # on this machine: for signals from the test
     inside: int  # in its own
+    innermost: int  # in the namespace that it is in: 1 for the first process of a sandbox
     command: str
 
 
@@ -292,7 +293,7 @@ class Machine:
                     depth = _depth(self._first)
                     command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                     if command:
-                        found.append(Process(pid, int(numbers[depth]), command.strip()))
+                        found.append(Process(pid, int(numbers[depth]), int(numbers[-1]), command.strip()))
         return found
 
     def kill(self) -> None:

@@ -50,7 +50,8 @@ def test_the_manifests_settings_are_settings(tmp_path: Path) -> None:
     assert worker["secrets"] == mounts["secrets"], "the owner is at one place everywhere"
     head, store = settings.ray.address, settings.store.url
     assert head == f"{manifest('RayCluster', 'toolhost')['metadata']['name']}-head-svc:6379"
-    assert store is not None and f"//{manifest('Service', 'toolhost-redis')['metadata']['name']}:6379/" in store.get_secret_value()
+    redis = manifest("Service", "toolhost-redis")["metadata"]["name"]
+    assert store is not None and store.get_secret_value().startswith(f"redis://{redis}:6379/")
 
 
 def test_what_pods_mount_is_there() -> None:
