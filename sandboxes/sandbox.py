@@ -120,6 +120,20 @@ class Sandbox:
         """What the engine says. Raises EngineUnavailable."""
         return await self._engine.poll(self.handle)
 
+    async def fate(self) -> None:
+        """Raises StateLost when the engine says that the sandbox has ended. Doubt leaves it alive."""
+        if self._ended:
+            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
+        try:
+            status = await self.status()
+        except StateLost:
+            raise
+        except SandboxError:
+            return
+        if status.life is not Life.RUNNING:
+            error = SandboxOutOfMemory if status.out_of_memory else StateLost
+            raise error(describe(status), sandbox=self.handle.sandbox_id)
+
     async def ran_out_of_memory(self) -> bool:
         """Whether the engine has ended processes in it for want of memory since this was last asked. Never raises."""
         try:
@@ -149,7 +163,7 @@ class Sandbox:
                 asked = True
                 return await ask(client)
             except ChannelStalled:
-                await self._fate()
+                await self.fate()
                 raise
             except EngineUnavailable as error:
                 if not asked:
@@ -158,27 +172,13 @@ class Sandbox:
                     raise ChannelLost(f"transport lost: {error.message}; the result can be fetched again") from error
                 await asyncio.sleep(backoff_s)
             except ChannelLost:
-                await self._fate()
+                await self.fate()
                 if done == tries:
                     raise
                 await asyncio.sleep(backoff_s)
             except WireError as error:
                 raise StateLost(f"its agent broke the protocol ({error.message})") from error
         raise AssertionError("unreachable")
-
-    async def _fate(self) -> None:
-        """Raises StateLost when the engine says that the sandbox has ended. Doubt leaves it alive."""
-        if self._ended:
-            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
-        try:
-            status = await self.status()
-        except StateLost:
-            raise
-        except SandboxError:
-            return
-        if status.life is not Life.RUNNING:
-            error = SandboxOutOfMemory if status.out_of_memory else StateLost
-            raise error(describe(status), sandbox=self.handle.sandbox_id)
 
     def _acks_due(self) -> None:
         if self._client is not None:
