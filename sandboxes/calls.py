@@ -22,7 +22,7 @@ import dataclasses
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from sandboxes.client import Bound
 from sandboxes.errors import (
@@ -71,15 +71,14 @@ class Calls:
         Raises AttemptConflict, CallRefused.
         """
         digest = execution.digest()
-        attempt_id = execution.attempt_id or secrets.token_hex(16)
+        attempt_id = execution.attempt_id or minted()
         run = session.runs.get(attempt_id)
         if run is None:
             self._check(session, execution)
             run = Run(attempt_id, digest, execution, self._keeper.clock.now())
             session.runs[attempt_id] = run
             session.queue.append(run)
-            run.task = asyncio.create_task(self._perform(session, run), name="call")
-            run.task.add_done_callback(lambda task: self._ended(session, run, task))
+            self._task(session, run, self._perform, "call")
         else:
             self._check_digest(session, run, digest)
         if on_event is not None:
@@ -111,15 +110,27 @@ class Calls:
             )
 
     async def _watch(self, session: Session, run: Run) -> Outcome:
-        assert run.task is not None
-        try:
-            return await asyncio.shield(run.task)
-        except asyncio.CancelledError:
-            if run.task.cancelled() and not _being_cancelled():
-                if session.phase in OVER:
-                    raise SessionOver from None
-                raise CallRefused("the call was taken back before it ran", attempt=run.attempt_id) from None
-            raise
+        task = run.task
+        assert task is not None
+        if not task.done():
+            # As asyncio.shield does, and told by the run itself: one round of the loop less for each call.
+            watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            run.watchers.append(watcher)
+            await watcher
+        if task.cancelled():
+            if session.phase in OVER:
+                raise SessionOver
+            raise CallRefused("the call was taken back before it ran", attempt=run.attempt_id)
+        return task.result()
+
+    def _task(self, session: Session, run: Run, work: Callable[[Session, Run], Awaitable[Outcome]], name: str) -> None:
+        async def perform() -> Outcome:
+            outcome = await work(session, run)
+            run.wake()
+            return outcome
+
+        run.task = asyncio.create_task(perform(), name=name)
+        run.task.add_done_callback(lambda task: self._ended(session, run, task))
 
     def abandon(self, session: Session, run: Run, why: str) -> None:
         """Nobody wants it any more: takes it back, or ends it by the ladder; its outcome goes to the ledger."""
@@ -218,8 +229,7 @@ class Calls:
         run = Run(attempt_id, digest, None, queued_at, registered=True)
         session.runs[attempt_id] = run
         session.queue.append(run)
-        run.task = asyncio.create_task(self._perform_taken_over(session, run), name="take-over")
-        run.task.add_done_callback(lambda task: self._ended(session, run, task))
+        self._task(session, run, self._perform_taken_over, "take-over")
         return run
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -306,9 +316,11 @@ class Calls:
                 self._bound(execution),
                 cap=execution.max_characters or keeper.settings.max_characters,
                 queued_at=run.queued_at,
+                session=str(session.key),
                 on_event=on_event,
             )
-            outcome = await self._explained(sandbox, outcome)
+            if outcome.receipt.ending is Ending.KILLED:
+                outcome = await self._explained(sandbox, outcome)
         except AttemptUnknown:
             # Another host has joined it after a break, and has committed its outcome.
             known = await keeper.store.attempt(session.key, run.attempt_id)
@@ -343,13 +355,16 @@ class Calls:
 
     def _finish(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
         keeper = self._keeper
-        receipt = dataclasses.replace(outcome.receipt, session=str(session.key), digest=run.digest)
+        receipt, key = outcome.receipt, str(session.key)
+        if receipt.session != key or receipt.digest != run.digest:
+            receipt = dataclasses.replace(receipt, session=key, digest=run.digest)
         if session.phase in OVER and receipt.ending in _CUT_SHORT:
             # What ended it and what is left is the closing's to say, whatever the agent did on its way out.
             cause = Cause(CauseKind.SESSION_CLOSED)
             receipt = dataclasses.replace(receipt, ending=Ending.KILLED, state=State.LOST, cause=cause)
             outcome = dataclasses.replace(outcome, notes=(_ended_note(session),))
-        outcome = dataclasses.replace(outcome, receipt=receipt)
+        if receipt is not outcome.receipt:
+            outcome = dataclasses.replace(outcome, receipt=receipt)
         reason = session.record.lost_reason
         if reason is not None and receipt.ending is not Ending.LOST:
             if receipt.epoch > session.lost_epoch:
@@ -367,7 +382,7 @@ class Calls:
         """Where the agent cannot see the sandbox's control group, only the engine knows why a process was killed."""
         cause = outcome.receipt.cause
         killed = cause is not None and cause.kind is CauseKind.SIGNAL and cause.signal == signal.SIGKILL
-        if outcome.receipt.ending is Ending.KILLED and killed and await sandbox.ran_out_of_memory():
+        if killed and await sandbox.ran_out_of_memory():
             return of_memory(outcome, self._keeper.settings.spec.limits.memory_bytes)
         return outcome
 
@@ -534,10 +549,16 @@ class Calls:
         if isinstance(error, SandboxError):
             error.session = error.session or str(session.key)
             error.attempt = error.attempt or run.attempt_id
+        run.wake()
 
 
 def _ended_note(session: Session) -> str:
     return f"{session.end_note}; the code was ended, and its variables and files are gone"
+
+
+def minted() -> str:
+    """A new attempt id. Those of one session grow: in a ledger sorted by them they lie side by side."""
+    return f"{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
 def kept(known: AttemptRecord) -> Outcome:
@@ -557,8 +578,3 @@ def _later(on_event: OnEvent) -> OnEvent:
         loop.call_soon(on_event, event)
 
     return later
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

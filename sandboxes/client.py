@@ -19,7 +19,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sandboxes import codec
 from sandboxes.agent import wire
@@ -37,7 +37,7 @@ from sandboxes.errors import (
     StateLost,
     WireError,
 )
-from sandboxes.events import ExecutionEvent, OnEvent, Printed, Started
+from sandboxes.events import OnEvent, Printed, Started
 from sandboxes.spec import Outcome, PythonCall, ShellCall
 
 _T = TypeVar("_T")
@@ -47,6 +47,7 @@ START_S = 60.0  # from `accepted` to `started`: the interpreter may have to be s
 MARGIN_S = 10.0  # beyond the deadline and the ladder, before the connection counts as lost
 CONNECT_S = 15.0
 PIECES_AHEAD = 8  # data frames that wait for a slow reader of a file, before the connection waits with them
+REPLIES_AHEAD = PIECES_AHEAD + 4  # more of them, output not counted, no request has
 READ_BYTES = 256 << 10
 
 
@@ -77,14 +78,91 @@ class Bound:
 
 
 class _Waiter:
-    """Who waits for the replies to one request. Frames that come before it looks are kept: at most `PIECES_AHEAD`
-    of data (the connection waits), while the start and the output of an execution go straight to `watch`, in their
-    order; output is never kept."""
+    """Who waits for the replies to one request. Frames that come before it looks are kept: at most `PIECES_AHEAD` of
+    data, then the connection waits."""
 
-    def __init__(self, watch: Callable[[codec.Fields], None] | None = None) -> None:
-        self.watch = watch
+    def __init__(self) -> None:
         self.frames: asyncio.Queue[codec.Fields | SandboxError] = asyncio.Queue()
         self.data = asyncio.Semaphore(PIECES_AHEAD)
+
+    def take(self, frame: codec.Fields) -> None:
+        """Raises WireError."""
+        if frame["t"] == "output":
+            return
+        if self.frames.qsize() > REPLIES_AHEAD:
+            raise WireError("the agent sent more replies than a request has")
+        self.frames.put_nowait(frame)
+
+    def fail(self, error: SandboxError) -> None:
+        self.frames.put_nowait(error)
+
+
+class _Execution:
+    """Who waits for one execution. The frames on its way are dealt with as they come, and output is never kept.
+
+    After `accepted` an earlier execution may still run, perhaps another host's (this one then waits its turn inside):
+    its own bound begins when it started. `late` is called when the time is over.
+    """
+
+    def __init__(self, attempt: str, bound: Bound, on_event: OnEvent | None, late: Callable[[], object]) -> None:
+        loop = asyncio.get_running_loop()
+        self._attempt = attempt
+        self._bound = bound
+        self._on_event = on_event
+        self._late = late
+        self._replies = 0
+        self.accepted = self.started = False
+        self.asking: asyncio.Task[None] | None = None  # whether it waits its turn
+        self._loop = loop
+        self._until = loop.time() + REPLY_S
+        self._timer = loop.call_at(self._until, self._due)
+        self.end: asyncio.Future[codec.Fields] = loop.create_future()  # its result or error, as a frame
+
+    def take(self, frame: codec.Fields) -> None:
+        """Raises WireError, ValueError."""
+        kind = frame["t"]
+        if kind == "output":
+            if self._on_event is not None:
+                self._on_event(Printed(self._attempt, codec.text(frame, "text")[: wire.OUTPUT_PIECE]))
+            else:
+                codec.text(frame, "text")
+            return
+        self._replies += 1
+        if self._replies > REPLIES_AHEAD:
+            raise WireError("the agent sent more replies than a request has")
+        if kind == "accepted":
+            self.accepted = True
+            self._until = self._loop.time() + START_S + self._bound.backstop_s
+        elif kind == "started":
+            started = _read_started(self._attempt, frame)
+            self.started = True
+            self._until = self._loop.time() + self._bound.backstop_s
+            if self._on_event is not None:
+                self._on_event(started)
+        elif kind != "result" and kind != "error":
+            raise WireError(f"the agent broke the protocol: {kind} in answer to an execution")
+        elif not self.end.done():
+            self.end.set_result(frame)
+
+    def fail(self, error: SandboxError) -> None:
+        if not self.end.done():
+            self.end.set_exception(error)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        if self.asking is not None:
+            self.asking.cancel()
+
+    def wait_on(self, seconds: float) -> None:
+        """It has so much more time."""
+        self._until = max(self._until, self._loop.time() + seconds)
+        self._timer = self._loop.call_at(self._until, self._due)
+
+    def _due(self) -> None:
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._due)
+        elif not self.end.done():
+            self._late()
 
 
 class AgentClient:
@@ -96,7 +174,7 @@ class AgentClient:
         self._channel = channel
         self._on_lost = on_lost
         self._ids = itertools.count(1)
-        self._waiters: dict[int, _Waiter] = {}
+        self._waiters: dict[int, _Waiter | _Execution] = {}
         self._failure: SandboxError | None = None
         self._reading: asyncio.Task[None] | None = None
         self._lines: _Lines
@@ -156,27 +234,37 @@ class AgentClient:
         *,
         cap: int,
         queued_at: float,
+        session: str | None = None,
         on_event: OnEvent | None = None,
     ) -> Outcome:
-        """Runs a call, joins it or fetches its kept result. Raises AttemptConflict, CallRefused, NoCapacity and, when
-        its outcome did not come within the bound, ChannelLost."""
+        """Runs a call, joins it or fetches its kept result. `session`: what the receipt calls it, instead of what
+        the agent does; the digest is then ours too.
+
+        Raises AttemptConflict, CallRefused, NoCapacity and, when its outcome did not come within the bound,
+        ChannelLost.
+        """
         kind = "python" if isinstance(call, PythonCall) else "shell"
         return await self._outcome(
             attempt,
             bound,
             on_event,
-            t="exec",
-            digest=digest,
-            kind=kind,
-            call=call.arguments(),
-            timeout=bound.timeout_s,
-            cap=min(cap, wire.MAX_CAP),
-            queued=queued_at,
+            {
+                "t": "exec",
+                "id": 0,
+                "attempt": attempt,
+                "digest": digest,
+                "kind": kind,
+                "call": call.arguments(),
+                "timeout": bound.timeout_s,
+                "cap": min(cap, wire.MAX_CAP),
+                "queued": queued_at,
+            },
+            session,
         )
 
     async def attach(self, attempt: str, bound: Bound, on_event: OnEvent | None = None) -> Outcome:
         """Joins a running attempt or fetches a kept one. Raises AttemptUnknown, ChannelLost."""
-        return await self._outcome(attempt, bound, on_event, t="attach")
+        return await self._outcome(attempt, bound, on_event, {"t": "attach", "id": 0, "attempt": attempt})
 
     async def cancel(self, attempt: str, why: str) -> None:
         """Climbs the ladder; the outcome goes to who waits for it. `why`: "cancel" or "operator"."""
@@ -232,7 +320,7 @@ class AgentClient:
     async def get_file(self, path: str, limit: int, *, op: str = "get") -> AsyncIterator[bytes]:
         """The pieces of a file, or with `op="tar"` of an archive of a directory. Raises CallRefused over `limit`."""
         received = 0
-        ident, waiter = self._send("files", None, op=op, path=path, limit=limit)
+        ident, waiter = self._send("files", op=op, path=path, limit=limit)
         try:
             while True:
                 frame = await self._next(waiter, 60)
@@ -253,7 +341,7 @@ class AgentClient:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     async def _ask(self, kind: str, /, deadline_s: float = REPLY_S, **fields: object) -> codec.Fields:
-        ident, waiter = self._send(kind, None, **fields)
+        ident, waiter = self._send(kind, **fields)
         try:
             frame = await self._next(waiter, deadline_s)
             if frame["t"] != "ok":
@@ -263,63 +351,64 @@ class AgentClient:
             self._waiters.pop(ident, None)
 
     async def _outcome(
-        self, attempt: str, bound: Bound, on_event: OnEvent | None, *, t: str, **fields: object
+        self,
+        attempt: str,
+        bound: Bound,
+        on_event: OnEvent | None,
+        request: dict[str, object],
+        session: str | None = None,
     ) -> Outcome:
-        def watch(frame: codec.Fields) -> None:
-            if frame["t"] == "started":
-                event: ExecutionEvent = _read_started(attempt, frame)
-            else:
-                event = Printed(attempt, codec.text(frame, "text")[: wire.OUTPUT_PIECE])
-            if on_event is not None:
-                on_event(event)
-
-        ident, waiter = self._send(t, watch, attempt=attempt, **fields)
-        loop = asyncio.get_running_loop()
-        limit_s, waits = REPLY_S, False
+        ident, line = self._line(request)
+        waiter = self._waiters[ident] = _Execution(attempt, bound, on_event, lambda: self._late(waiter, attempt))
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(limit_s) as deadline:
-                        while True:
-                            frame = await self._reply(waiter)
-                            if frame["t"] == "accepted":
-                                waits = True
-                                deadline.reschedule(loop.time() + START_S + bound.backstop_s)
-                            elif frame["t"] == "started":
-                                waits = False
-                                deadline.reschedule(loop.time() + bound.backstop_s)
-                            elif frame["t"] == "result":
-                                outcome = self._checked(codec.read_outcome, frame)
-                                if outcome.receipt.attempt_id != attempt:
-                                    raise self._broke("the result of another attempt")
-                                return outcome
-                            else:
-                                raise self._broke(f"{frame['t']} in answer to {t}")
-                except TimeoutError:
-                    # After `accepted` an earlier execution may still run, perhaps another host's: then this one waits
-                    # its turn inside, as long as the connection answers; its own bound begins when it starts.
-                    if not waits or not await self._another_runs(attempt):
-                        raise self._stalled() from None
-                    limit_s = START_S
+            self._channel.writer.write(line)
+            frame = await waiter.end
         finally:
+            waiter.close()
             self._waiters.pop(ident, None)
+        if frame["t"] == "error":
+            raise self._checked(_read_error, frame)
+        digest = request.get("digest") if session is not None else None
+        outcome = self._checked(codec.read_outcome, frame, session, digest)
+        if outcome.receipt.attempt_id != attempt:
+            raise self._broke("the result of another attempt")
+        if on_event is not None and not waiter.started and outcome.receipt.started_at is not None:
+            on_event(Started(attempt, outcome.receipt.epoch, outcome.receipt.sequence))  # it was too short to be told
+        return outcome
 
-    async def _another_runs(self, attempt: str) -> bool:
-        """Raises ChannelStalled when the agent does not answer."""
-        return (await self.status()).get("running") not in (None, attempt)
+    def _late(self, waiter: _Execution, attempt: str) -> None:
+        if waiter.accepted and not waiter.started:
+            waiter.asking = asyncio.create_task(self._ask_turn(waiter, attempt), name="agent-turn")
+        else:
+            self._stalled()
 
-    def _send(
-        self, kind: str, watch: Callable[[codec.Fields], None] | None, /, **fields: object
-    ) -> tuple[int, _Waiter]:
-        if self._failure is not None:
-            raise self._failure
-        ident = next(self._ids)
-        line = wire.encode({"t": kind, "id": ident, **fields})
-        if len(line) > wire.MAX_FRAME_TO_AGENT:
-            raise CallRefused(f"the call is larger than {wire.MAX_FRAME_TO_AGENT >> 20} MiB; send less")
-        waiter = self._waiters[ident] = _Waiter(watch)
+    async def _ask_turn(self, waiter: _Execution, attempt: str) -> None:
+        """It has not started: as long as the agent answers, and another one runs, it waits its turn."""
+        try:
+            running = (await self.status()).get("running")
+        except SandboxError as error:
+            self._fail(error)
+            return
+        if waiter.started or running not in (None, attempt):
+            waiter.wait_on(START_S)
+        else:
+            self._stalled()
+
+    def _send(self, kind: str, /, **fields: object) -> tuple[int, _Waiter]:
+        ident, line = self._line({"t": kind, "id": 0, **fields})
+        waiter = self._waiters[ident] = _Waiter()
         self._channel.writer.write(line)
         return ident, waiter
+
+    def _line(self, request: dict[str, object]) -> tuple[int, bytes]:
+        """A request's new id and its line. Raises CallRefused, and what the connection died of."""
+        if self._failure is not None:
+            raise self._failure
+        ident = request["id"] = next(self._ids)
+        line = wire.encode(request)
+        if len(line) > wire.MAX_FRAME_TO_AGENT:
+            raise CallRefused(f"the call is larger than {wire.MAX_FRAME_TO_AGENT >> 20} MiB; send less")
+        return ident, line
 
     async def _next(self, waiter: _Waiter, deadline_s: float) -> codec.Fields:
         """`_reply` with a deadline."""
@@ -327,15 +416,15 @@ class AgentClient:
             return await self._reply(waiter)
 
     @contextlib.asynccontextmanager
-    async def _deadline(self, deadline_s: float) -> AsyncIterator[asyncio.Timeout]:
+    async def _deadline(self, deadline_s: float) -> AsyncIterator[None]:
         """Raises ChannelStalled when it passes."""
         try:
-            async with asyncio.timeout(deadline_s) as deadline:
-                yield deadline
+            async with asyncio.timeout(deadline_s):
+                yield
         except TimeoutError:
             raise self._stalled() from None
 
-    def _stalled(self) -> ChannelStalled:
+    def _stalled(self) -> SandboxError:
         """It is open and does not answer: nobody else should wait for it either."""
         lost = ChannelStalled("transport lost: no answer in time; the result can be fetched again")
         self._fail(lost)
@@ -353,25 +442,25 @@ class AgentClient:
         return frame
 
     async def _read(self) -> None:
+        waiters, reader = self._waiters, self._channel.reader
         try:
+            lines = self._lines.rest()
             while True:
-                frame = await self._lines.next()
-                ident = frame.get("id")
-                waiter = self._waiters.get(ident) if isinstance(ident, int) else None
-                if waiter is None:
-                    if frame["t"] == "error" and ident in (0, None):
-                        self._fail(WireError(f"the agent ended the connection: {_read_error(frame)}"))
-                        return
-                    continue
-                if frame["t"] in ("output", "started") and waiter.watch is not None:
-                    waiter.watch(frame)
-                if frame["t"] == "output":
-                    continue
-                if frame["t"] == "data":
-                    await waiter.data.acquire()
-                elif waiter.frames.qsize() > PIECES_AHEAD + 4:
-                    raise WireError("the agent sent more replies than a request has")
-                waiter.frames.put_nowait(frame)
+                for line in lines:
+                    frame = _decoded(line)
+                    ident = frame.get("id")
+                    waiter = waiters.get(ident) if type(ident) is int else None
+                    if waiter is None:
+                        if frame["t"] == "error" and ident in (0, None):
+                            raise WireError(f"the agent ended the connection: {_read_error(frame)}")
+                        continue
+                    if frame["t"] == "data" and isinstance(waiter, _Waiter):
+                        await waiter.data.acquire()
+                    waiter.take(frame)
+                piece = await reader.read(READ_BYTES)
+                if not piece:
+                    raise EOFError
+                lines = self._lines.feed(piece)
         except WireError as error:
             self._fail(error)
         except ValueError as error:
@@ -385,7 +474,7 @@ class AgentClient:
             return
         self._failure = error
         for waiter in self._waiters.values():
-            waiter.frames.put_nowait(error)
+            waiter.fail(error)
         self._channel.writer.close()
         if self._on_lost is not None:
             self._on_lost()
@@ -395,7 +484,7 @@ class AgentClient:
         self._fail(error)
         return error
 
-    def _checked(self, read: Callable[..., _T], *values: object) -> _T:
+    def _checked(self, read: Callable[..., _T], *values: Any) -> _T:
         try:
             return read(*values)
         except ValueError as error:
@@ -407,28 +496,41 @@ class _Lines:
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
-        self._buffer = bytearray()
-        self._searched = 0
+        self._whole: list[bytes] = []
+        self._part = bytearray()
 
     async def next(self) -> codec.Fields:
         """The next frame. Raises EOFError at the end, OSError, WireError."""
-        while (end := self._buffer.find(b"\n", self._searched)) < 0:
-            self._searched = len(self._buffer)
-            if self._searched > wire.MAX_FRAME_TO_HOST:
-                raise WireError("the agent sent a line that is too long")
+        while not self._whole:
             piece = await self._reader.read(READ_BYTES)
             if not piece:
                 raise EOFError
-            self._buffer += piece
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        self._searched = 0
-        if end > wire.MAX_FRAME_TO_HOST:
+            self._whole = self.feed(piece)
+        return _decoded(self._whole.pop(0))
+
+    def rest(self) -> list[bytes]:
+        """What has come behind the last frame that `next` gave."""
+        rest, self._whole = self._whole, []
+        return rest
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The lines that a piece completes. Raises WireError."""
+        lines = piece.split(b"\n")
+        part = lines.pop()
+        if lines and self._part:
+            lines[0] = bytes(self._part) + lines[0]
+            self._part.clear()
+        self._part += part
+        if len(self._part) > wire.MAX_FRAME_TO_HOST or (lines and max(map(len, lines)) > wire.MAX_FRAME_TO_HOST):
             raise WireError("the agent sent a line that is too long")
-        try:
-            return wire.decode(line, wire.REPLIES)
-        except wire.FrameError as error:
-            raise WireError(f"the agent broke the protocol: {error}") from None
+        return lines
+
+
+def _decoded(line: bytes) -> codec.Fields:
+    try:
+        return wire.decode(line, wire.REPLIES)
+    except wire.FrameError as error:
+        raise WireError(f"the agent broke the protocol: {error}") from None
 
 
 def _read_hello(frame: codec.Fields) -> Hello:

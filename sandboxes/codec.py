@@ -61,8 +61,8 @@ def write_receipt(receipt: Receipt) -> dict[str, object]:
         "queued_at": receipt.queued_at,
         "started_at": receipt.started_at,
         "ended_at": receipt.ended_at,
-        "ending": receipt.ending,
-        "state": receipt.state,
+        "ending": receipt.ending.value,  # encoders are slow with members of an enumeration
+        "state": receipt.state.value,
         "bytes_out": receipt.bytes_out,
         "bytes_cut": receipt.bytes_cut,
         "cause": None if receipt.cause is None else dataclasses.asdict(receipt.cause),
@@ -79,10 +79,11 @@ def _write_output(output: Output) -> dict[str, object]:
     }
 
 
-def read_outcome(value: object) -> Outcome:
+def read_outcome(value: object, session: str | None = None, digest: str | None = None) -> Outcome:
+    """`session`, `digest`: what the receipt says of them, where the reader knows better than the writer."""
     fields = mapping(value, "outcome")
     return Outcome(
-        receipt=read_receipt(fields.get("receipt")),
+        receipt=read_receipt(fields.get("receipt"), session, digest),
         output=_read_output(fields.get("output"), "output"),
         value=optional_text(fields, "value"),
         error=optional_text(fields, "error"),
@@ -95,15 +96,17 @@ def read_outcome(value: object) -> Outcome:
     )
 
 
-def read_receipt(value: object) -> Receipt:
+def read_receipt(value: object, session: str | None = None, digest: str | None = None) -> Receipt:
+    """See `read_outcome`."""
     fields = mapping(value, "receipt")
     started = fields.get("started_at")
+    told, told_digest = name(fields, "session"), name(fields, "digest")
     return Receipt(
-        session=name(fields, "session"),
+        session=told if session is None else session,
         epoch=count(fields, "epoch"),
         sequence=count(fields, "sequence"),
         attempt_id=name(fields, "attempt_id"),
-        digest=name(fields, "digest"),
+        digest=told_digest if digest is None else digest,
         queued_at=number(fields, "queued_at"),
         started_at=None if started is None else number(fields, "started_at"),
         ended_at=number(fields, "ended_at"),
@@ -137,13 +140,16 @@ def mapping(value: object, field: str) -> Fields:
 def name(fields: Fields, field: str, default: str | None = None) -> str:
     """A short text: an id, a path."""
     value = fields.get(field, default)
+    if type(value) is str and len(value) <= MAX_NAME and value.isascii():  # nearly always
+        return value
     if not isinstance(value, str) or len(value) > MAX_NAME:
         raise ValueError(f"{field}: not a text of at most {MAX_NAME} characters")
     return _clean(value, field)
 
 
 def optional_text(fields: Fields, field: str) -> str | None:
-    return _optional(fields.get(field), lambda value: _clean(value, field))
+    value = fields.get(field)
+    return None if value is None else _clean(value, field)
 
 
 def text(fields: Fields, field: str, default: str | None = None) -> str:
@@ -151,14 +157,19 @@ def text(fields: Fields, field: str, default: str | None = None) -> str:
 
 
 def count(fields: Fields, field: str, default: int | None = None) -> int:
-    value = _integer(fields.get(field, default), field)
-    if value < 0:
+    value = fields.get(field, default)
+    if type(value) is int and 0 <= value <= MAX_COUNT:
+        return value
+    found = _integer(value, field)
+    if found < 0:
         raise ValueError(f"{field}: negative")
-    return value
+    return found
 
 
 def number(fields: Fields, field: str, default: float | None = None) -> float:
     value = fields.get(field, default)
+    if type(value) is float and -MAX_COUNT <= value <= MAX_COUNT:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{field}: not a number")
     if not math.isfinite(value) or abs(value) > MAX_COUNT:
@@ -193,7 +204,9 @@ def _clean(value: object, field: str) -> str:
 
 
 def _items(fields: Fields, field: str, read: Callable[[object], T]) -> tuple[T, ...]:
-    value = fields.get(field, [])
+    value = fields.get(field)
+    if value == [] or (value is None and field not in fields):
+        return ()
     if not isinstance(value, list | tuple) or len(value) > MAX_ITEMS:
         raise ValueError(f"{field}: not a list of at most {MAX_ITEMS}")
     return tuple(read(item) for item in value)

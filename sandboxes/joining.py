@@ -116,6 +116,7 @@ class Joining:
             except StateLost:
                 raise
             except (EngineUnavailable, ChannelLost):
+                await sandbox.fate()
                 if time.monotonic() >= until:
                     raise
             await self._keeper.clock.sleep(PAUSE_S)

@@ -25,6 +25,7 @@ from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
 
 RECONNECTS = 3
 BACKOFF_S = 0.05
+ENGINE_BACKOFF_S = 1.0  # where the engine is needed to connect again, and does not answer: it may be restarting
 REMOTE_RECONNECTS = 40  # where a node's own host may have to come back first: it takes seconds, not milliseconds
 REMOTE_BACKOFF_S = 0.25
 USAGE_S = 2.0
@@ -80,9 +81,11 @@ class Sandbox:
         *,
         cap: int,
         queued_at: float,
+        session: str | None = None,
         on_event: OnEvent | None = None,
     ) -> Outcome:
         """Runs a call, through broken connections: the agent's own table makes a repeated `exec` join the first.
+        `session`: as for `AgentClient.execute`.
 
         Raises StateLost with what the engine says of the end, ChannelLost when it runs and cannot be reached, and what
         `AgentClient.execute` raises.
@@ -90,7 +93,9 @@ class Sandbox:
 
         def ask(client: AgentClient) -> Coroutine[None, None, Outcome]:
             self._send_acks(client)
-            return client.execute(attempt, digest, call, bound, cap=cap, queued_at=queued_at, on_event=on_event)
+            return client.execute(
+                attempt, digest, call, bound, cap=cap, queued_at=queued_at, session=session, on_event=on_event
+            )
 
         return await self._persist(ask)
 
@@ -120,6 +125,20 @@ class Sandbox:
         """What the engine says. Raises EngineUnavailable."""
         return await self._engine.poll(self.handle)
 
+    async def fate(self) -> None:
+        """Raises StateLost when the engine says that the sandbox has ended. Doubt leaves it alive."""
+        if self._ended:
+            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
+        try:
+            status = await self.status()
+        except StateLost:
+            raise
+        except SandboxError:
+            return
+        if status.life is not Life.RUNNING:
+            error = SandboxOutOfMemory if status.out_of_memory else StateLost
+            raise error(describe(status), sandbox=self.handle.sandbox_id)
+
     async def ran_out_of_memory(self) -> bool:
         """Whether the engine has ended processes in it for want of memory since this was last asked. Never raises."""
         try:
@@ -141,44 +160,30 @@ class Sandbox:
     async def _persist(self, ask: Callable[[AgentClient], Coroutine[None, None, Outcome]]) -> Outcome:
         remote = self._engine.backend.shared
         tries = REMOTE_RECONNECTS if remote else RECONNECTS
-        asked = False
+        sent = False
         for done in range(tries + 1):
             backoff_s = REMOTE_BACKOFF_S if remote and done >= RECONNECTS else BACKOFF_S
             try:
                 client = await self.client()
-                asked = True
+                sent = True
                 return await ask(client)
-            except ChannelStalled:
-                await self._fate()
-                raise
             except EngineUnavailable as error:
-                if not asked:
-                    raise  # nothing ran
-                if done == tries:
-                    raise ChannelLost(f"transport lost: {error.message}; the result can be fetched again") from error
-                await asyncio.sleep(backoff_s)
+                if not sent:
+                    raise
+                if done == tries:  # it runs, or it does not: nobody can say
+                    raise ChannelLost(f"transport lost, and {error.message}", sandbox=self.handle.sandbox_id) from error
+                await asyncio.sleep(backoff_s if remote else ENGINE_BACKOFF_S)
+            except ChannelStalled:
+                await self.fate()
+                raise
             except ChannelLost:
-                await self._fate()
+                await self.fate()
                 if done == tries:
                     raise
                 await asyncio.sleep(backoff_s)
             except WireError as error:
                 raise StateLost(f"its agent broke the protocol ({error.message})") from error
         raise AssertionError("unreachable")
-
-    async def _fate(self) -> None:
-        """Raises StateLost when the engine says that the sandbox has ended. Doubt leaves it alive."""
-        if self._ended:
-            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
-        try:
-            status = await self.status()
-        except StateLost:
-            raise
-        except SandboxError:
-            return
-        if status.life is not Life.RUNNING:
-            error = SandboxOutOfMemory if status.out_of_memory else StateLost
-            raise error(describe(status), sandbox=self.handle.sandbox_id)
 
     def _acks_due(self) -> None:
         if self._client is not None:

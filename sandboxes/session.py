@@ -37,6 +37,14 @@ class Run:
     fresh: bool = False  # the ledger did not have it before: it has run nowhere yet
     cancelled: bool = False
     outcome: Outcome | None = None
+    watchers: list[asyncio.Future[None]] = field(default_factory=list)  # told when the task is over
+
+    def wake(self) -> None:
+        """Lets those go on who wait for the task; it is over, or in its last step."""
+        for watcher in self.watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+        self.watchers.clear()
 
     def emit(self, event: ExecutionEvent) -> None:
         for listener in self.listeners:

@@ -157,6 +157,9 @@ class ShellCall:
         }
 
 
+_canonical = json.JSONEncoder(sort_keys=True).encode
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
     """One run that a caller asks for.
@@ -173,7 +176,7 @@ class Execution:
     def digest(self) -> str:
         """SHA-256 (hex) over the kind of call and its arguments: one attempt id with another digest is a conflict."""
         kind = "python" if isinstance(self.call, PythonCall) else "shell"
-        text = json.dumps([kind, self.call.arguments()], sort_keys=True, ensure_ascii=True)
+        text = _canonical([kind, self.call.arguments()])
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from mcp.server.lowlevel.server import Server
@@ -41,6 +42,7 @@ class HostApp:
         self._services = services
         settings = services.settings
         self._prefix = settings.server.root_path
+        self._known = lru_cache(maxsize=64)(self._is_known)  # every request names its host
         self._hosts = _allowed_hosts(settings.server.allowed_hosts, loopback=settings.server.loopback)
         servers = {
             name: create_server(namespace, files=services.sessions.files, traces=services.traces)
@@ -102,7 +104,7 @@ class HostApp:
             if name == b"origin" and not self._known(urlsplit(value.decode("latin-1")).netloc):
                 raise Refused(403, "requests from this origin are not served here; see server.allowed_hosts")
 
-    def _known(self, host: str) -> bool:
+    def _is_known(self, host: str) -> bool:
         assert self._hosts is not None
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         name = name.strip("[]").lower()

@@ -46,16 +46,15 @@ def create_store(settings: Settings, owner: Owner) -> Store:
 
     Raises ConfigurationError.
     """
-    kind = settings.store.kind
-    if kind == "sqlite":
-        return store_class(kind)(settings.state_dir / "ledger.sqlite")  # type: ignore[call-arg]
+    if not settings.store.redis:
+        return store_class("sqlite")(settings.state_dir / "ledger.sqlite")  # type: ignore[call-arg]
     url = _store_url(settings)
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigurationError("store.url must begin with redis://, rediss:// or unix://")
     try:
-        found = store_class(kind)
+        found = store_class("redis")
     except ImportError:
-        raise ConfigurationError("store.kind = \"redis\" needs a package: pip install 'toolhost[redis]'") from None
+        raise ConfigurationError("a store in Redis needs a package: pip install 'toolhost[redis]'") from None
     return found(url, f"{settings.store.prefix}{owner.id}:")  # type: ignore[call-arg]
 
 

@@ -169,16 +169,26 @@ class LifecycleSettings(Group):
 class StoreSettings(Group):
     """Where sessions and receipts are kept: with several tool hosts over one cluster, in a Redis that they share."""
 
-    kind: Literal["sqlite", "redis"] = Field("sqlite", description="sqlite: a file in state_dir")
+    kind: Literal["auto", "sqlite", "redis"] = Field("auto", description="auto: redis when there is a url for it")
     url: SecretStr | None = Field(None, description="redis://:PASSWORD@HOST:PORT/0, or rediss:// with TLS")
     url_file: Path | None = Field(None, description="a file with nothing but the url")
     prefix: str = Field("toolhost:", min_length=1, max_length=64, description="of all keys in Redis")
 
     @model_validator(mode="after")
-    def _has_url(self) -> StoreSettings:
-        if self.kind == "redis" and (self.url is None) == (self.url_file is None):
-            raise ValueError('kind = "redis" needs url (TOOLHOST_STORE__URL) or url_file, one of them')
+    def _one_url(self) -> StoreSettings:
+        given = (self.url is not None) + (self.url_file is not None)
+        if given > 1:
+            raise ValueError("url and url_file are two ways to say one thing: give one")
+        if self.kind == "redis" and not given:
+            raise ValueError('kind = "redis" needs url (TOOLHOST_STORE__URL) or url_file')
+        if self.kind == "sqlite" and given:
+            raise ValueError('kind = "sqlite" has no url: it is a file in state_dir')
         return self
+
+    @property
+    def redis(self) -> bool:
+        """Whether it is a Redis server; else a file in the state directory."""
+        return self.url is not None or self.url_file is not None
 
 
 class AuthSettings(Group):

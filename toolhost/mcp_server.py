@@ -60,6 +60,7 @@ class Caller:
     """What a connection brings to its calls; transports hand it to the SDK as the request's context.
 
     `attachment` is None when the connection cannot use a session; `refusal` then says why. `max_calls`: in flight.
+    `protocol`: the version that `initialize` has agreed on, "" before.
     """
 
     attachment: SessionAttachment | None
@@ -68,6 +69,7 @@ class Caller:
     max_calls: int = 32
     calls: int = 0
     domains: Domains = NOT_NARROWED
+    protocol: str = ""
 
     def refusing(self, reason: str) -> Caller:
         """The same connection, for one message whose call must not run."""
@@ -152,6 +154,12 @@ def _server(
     return server
 
 
+def tools_of(server: Server[None]) -> ToolSet:
+    """The tools of a server that was made here."""
+    (tools,) = server.middleware
+    return cast("ToolSet", tools)
+
+
 class Shelf:
     """The files of a request's session as resources. What is wrong is a JSON-RPC error: no model reads these."""
 
@@ -200,7 +208,10 @@ class ToolSet:
         """The middleware: see the module's text."""
         method = context.method
         if method not in ("tools/list", "tools/call"):
-            return await call_next(context)
+            result = await call_next(context)
+            if method == "initialize" and isinstance(result, dict) and (caller := _caller_of(context)) is not None:
+                caller.protocol = str(result.get("protocolVersion", ""))
+            return result
         if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
             result = await call_next(context)
             return self._flagged(result) if method == "tools/list" else result
@@ -213,25 +224,43 @@ class ToolSet:
         return self.listing if method == "tools/list" else await self.call(context)
 
     async def call(self, context: Context) -> dict[str, Any]:
-        """A call's result on the wire. Never raises but for cancellation: every failure is text for the model."""
-        caller = _caller_of(context)
-        params = context.params or {}
+        """See `answer`."""
+        trace = _trace_of(context) if self.traced else {}
+        return await self.answer(_caller_of(context), context.params or {}, context.session.report_progress, trace)
+
+    @property
+    def traced(self) -> bool:
+        """Whether calls become spans."""
+        return self._traces is not None
+
+    async def answer(
+        self, caller: Caller | None, params: Mapping[str, Any], report: Send, trace: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """A call's result on the wire. Never raises but for cancellation: every failure is text for the model.
+
+        `report`: sends progress, if the call asks for it. `trace`: what its request says of the trace it is part of.
+        """
         name = params.get("name")
         started = time.monotonic()
         if self._traces is None:
-            result = await self._answer(caller, name, params, context.session.report_progress)
+            result = await self._answer(caller, name, params, report)
         else:
-            result = await self._traced(self._traces, context, caller, name, params)
+            result = await self._spanned(self._traces, caller, params, report, trace)
         self._log(caller, name, result, time.monotonic() - started)
         return result_on_wire(result, rich=caller is not None and caller.rich)
 
-    async def _traced(
-        self, traces: Traces, context: Context, caller: Caller | None, name: object, params: Mapping[str, Any]
+    async def _spanned(
+        self,
+        traces: Traces,
+        caller: Caller | None,
+        params: Mapping[str, Any],
+        report: Send,
+        trace: Mapping[str, str],
     ) -> ToolResult:
+        name, meta = params.get("name"), params.get("_meta")
         known = name if isinstance(name, str) and name in self._served else "unknown"  # the rest is the client's text
-        meta = params.get("_meta")
-        with traces.call(known, meta if isinstance(meta, Mapping) else {}, _trace_of(context)) as span:
-            result = await self._answer(caller, name, params, context.session.report_progress)
+        with traces.call(known, meta if isinstance(meta, Mapping) else {}, trace) as span:
+            result = await self._answer(caller, name, params, report)
             attachment = caller.attachment if caller is not None else None
             error = result.meta.get("toolhost/error", "refused") if result.is_error else None
             traces.answered(span, attachment.key if attachment is not None else None, error)

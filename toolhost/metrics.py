@@ -17,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from sandboxes.lifecycle import Changed, CloseReason, Phase, Transition
-from sandboxes.spec import Receipt, SessionKey
+from sandboxes.spec import Ending, Receipt, SessionKey, State
 
 if TYPE_CHECKING:
     from sandboxes.backends.ray_names import NodeInfo
@@ -55,6 +55,7 @@ class Metrics:
         self._losses = self._counter("sandboxes_lost", "Sandboxes that went without being told to")
         self._engine_errors = self._counter("engine_errors", "Calls of the backend that failed", "operation", "error")
         self._errors = self._counter("errors", "What the host could not do, by kind", "where", "error")
+        self._ended: dict[tuple[Ending, State], Counter] = {}
         for reason in CloseReason:  # so that rates exist before the first event
             self._closings.labels(reason.value)
         for source in ("pool", "launch"):
@@ -93,7 +94,10 @@ class Metrics:
         self._queued.labels(what).observe(duration_s)
 
     def execution_ended(self, key: SessionKey, receipt: Receipt) -> None:
-        self._endings.labels(receipt.ending.value, receipt.state.value).inc()
+        how = (receipt.ending, receipt.state)
+        if (counter := self._ended.get(how)) is None:  # looking a label up costs more than counting
+            counter = self._ended[how] = self._endings.labels(receipt.ending.value, receipt.state.value)
+        counter.inc()
         if receipt.started_at is not None:
             self._executions.observe(max(0.0, receipt.ended_at - receipt.started_at))
 

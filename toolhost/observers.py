@@ -29,7 +29,11 @@ class Observers:
                 log.exception("an observer failed")
 
     def session_changed(self, key: SessionKey, changed: Changed) -> None:
-        self._each(lambda observer: observer.session_changed(key, changed))
+        for observer in self._observers:  # as `_each` does; this one is told twice for each call
+            try:
+                observer.session_changed(key, changed)
+            except Exception:
+                log.exception("an observer failed")
 
     def sandbox_started(self, key: SessionKey, source: str, duration_s: float) -> None:
         self._each(lambda observer: observer.sandbox_started(key, source, duration_s))

@@ -43,7 +43,7 @@ async def _concurrent(bench: Bench) -> Table:
         port, _ = await stack.enter_async_context(server("bare"))
         posts = [await stack.enter_async_context(BareClient.open(port)) for _ in range(SESSIONS)]
         variants["bare starlette, one POST"] = Variant(lambda: _posts(posts, calls))
-        rows = await take_turns(variants, rounds=bench.pick(3, 8), budget_s=bench.pick(60, 180))
+        rows = await take_turns(variants, rounds=bench.pick(3, 8), budget_s=bench.pick(60, 90))
     note = f"{SESSIONS} connections in closed loops; all clients are one process, on the same processors as the server."
     return Table("concurrent", "Calls a second, many sessions at once", "per_s", base, rows, note, dict(bench.left_out))
 

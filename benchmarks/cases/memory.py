@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from dataclasses import dataclass
 
 from benchmarks.bench import Bench, session
 from benchmarks.peers import peer
@@ -17,41 +18,64 @@ from tests.support.host import RunningHost
 
 SETTLE_S = 8.0  # the agent's workers end, and the kernel frees what it had for processes that are gone
 
+AT_ONCE = 4  # starts
+BY_THE_MACHINE = (
+    "Its memory in use after and before, divided by the sessions: agent, interpreter, the engine's shim, the kernel's "
+    "share. One cell has run in each. On a machine that does other work too it means nothing."
+)
+BY_PROCESSES = "Each process's own memory, and its part of what it shares; the engine's shim and the kernel's left out."
+
 
 async def run(bench: Bench) -> list[Table]:
-    rows: dict[str, Samples] = {}
+    machine: dict[str, Samples] = {}
+    processes: dict[str, Samples] = {}
+    hosts: dict[str, Samples] = {}
     counts = {"bubblewrap": bench.pick(20, 500), "docker": bench.pick(5, 20)}
     for name in bench.backends:
-        await _backend(bench, name, counts[name], rows)
+        found = await _backend(bench, name, counts[name], hosts)
+        machine[f"toolhost, {name}, {counts[name]} sessions"] = Samples([found.machine])
+        processes[f"toolhost, {name}, {counts[name]} sessions"] = Samples([found.processes])
     async with peer(bench, "ipykernel", start="") as kernel:
         if kernel is not None:
             pid = (await kernel.ask("start"))["pid"]
-            rows["ipykernel, its process (PSS)"] = Samples([float(memory_bytes(tree(pid)))])
-    note = (
-        "By the machine's memory before and after, divided by the sessions: agent, interpreter, the engine's shim, the "
-        "kernel's share. PSS: the processes' own, and their part of what they share. One cell has run in each."
-    )
+            processes["ipykernel, its process"] = Samples([float(memory_bytes(tree(pid)))])
     left_out = {name: why for name, why in bench.left_out.items() if name != "llm-sandbox"}
-    return [Table("memory", "Memory of an idle session", "bytes", next(iter(rows), ""), rows, note, left_out)]
+    return [
+        _table("memory-machine", "Memory of an idle session, by the machine", machine, BY_THE_MACHINE, left_out),
+        _table("memory-processes", "Memory of an idle session, its processes (PSS)", processes, BY_PROCESSES, {}),
+        _table("memory-host", "Memory of the host (PSS)", hosts, "", {}),
+    ]
 
 
-async def _backend(bench: Bench, name: str, count: int, rows: dict[str, Samples]) -> None:
-    async with bench.host(name, LIFECYCLE__MAX_SESSIONS=count + 10) as host:
+def _table(name: str, title: str, rows: dict[str, Samples], note: str, left_out: dict[str, str]) -> Table:
+    return Table(name, title, "bytes", next(iter(rows), ""), rows, note, left_out)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Bytes of one session."""
+
+    machine: float
+    processes: float
+
+
+async def _backend(bench: Bench, name: str, count: int, hosts: dict[str, Samples]) -> Found:
+    async with bench.host(name, LIFECYCLE__MAX_SESSIONS=count + 10, LIFECYCLE__MAX_QUEUE=count) as host:
         assert host.process is not None
-        own = memory_bytes([host.process.pid])
+        hosts[f"toolhost, {name}, before any session"] = Samples([float(memory_bytes([host.process.pid]))])
         await _open(host, 0)
         await asyncio.sleep(SETTLE_S)
         before = memory_used_bytes()
-        clients = [await _open(host, number) for number in range(1, count + 1)]
+        clients = []
+        for some in range(1, count + 1, AT_ONCE):
+            numbers = range(some, min(some + AT_ONCE, count + 1))
+            clients += await asyncio.gather(*(_open(host, number) for number in numbers))
         await asyncio.sleep(SETTLE_S)
         machine = (memory_used_bytes() - before) / count
         processes = memory_bytes(_sandboxes(name, host)) / (count + 1)
-        rows[f"toolhost, {name}, {count} sessions: by the machine"] = Samples([machine])
-        rows[f"toolhost, {name}, {count} sessions: PSS"] = Samples([processes])
-        after = memory_bytes([host.process.pid])
-        rows[f"toolhost, {name}: the host, before any session"] = Samples([float(own)])
-        rows[f"toolhost, {name}: the host, {count + 1} sessions"] = Samples([float(after)])
+        hosts[f"toolhost, {name}, {count + 1} sessions"] = Samples([float(memory_bytes([host.process.pid]))])
         await asyncio.gather(*(client.close() for client in clients))
+        return Found(machine, processes)
 
 
 async def _open(host: RunningHost, number: int) -> RawClient:

@@ -69,8 +69,8 @@ async def _sessions(bench: Bench) -> list[Table]:
         if kernel is not None:
             first["ipykernel: start to first result"] = Variant(lambda: kernel.seconds("start"))
         rounds = bench.pick(4, 15)
-        firsts = await take_turns(first, rounds=rounds, budget_s=bench.pick(60, 240))
-        pandases = await take_turns(pandas, rounds=rounds, budget_s=bench.pick(60, 240))
+        firsts = await take_turns(first, rounds=rounds, budget_s=bench.pick(60, 110))
+        pandases = await take_turns(pandas, rounds=rounds, budget_s=bench.pick(60, 110))
     note = "From the call on an open connection of a new session to its result."
     left_out = {name: why for name, why in bench.left_out.items() if name != "llm-sandbox"}
     base = "toolhost, bubblewrap, from the pool"

@@ -6,7 +6,6 @@ stderr: it is a fault of the backend, not of a user.
 
 from __future__ import annotations
 
-import binascii
 import os
 
 from . import wire
@@ -101,6 +100,10 @@ def _bytes(given: dict[str, object], key: str) -> bytes:
     value = given.get(key) or ""
     if not isinstance(value, str):
         raise ConfigError(f"{key} is not a text")
+    if not value:
+        return b""
+    import binascii
+
     try:
         return binascii.a2b_base64(value)
     except binascii.Error:

@@ -60,6 +60,7 @@ class Connection:
         self.backlog = 0
         self._flush_due = False
         self._lingering: Timer | None = None
+        self._before_flush: list[Callable[[], None]] = []
         self._ending = False
         self._for_room: list[Callable[[], None]] = []
         os.set_blocking(source, False)
@@ -83,11 +84,20 @@ class Connection:
 
     def announce(self, frame: dict[str, object]) -> None:
         """For what nobody waits for: goes with the next frame, or soon."""
+        self.linger(lambda: self.queue(frame))
+
+    def linger(self, call: Callable[[], None]) -> None:
+        """Calls it before the next frames are written, or soon, to queue frames of its own."""
         if not self.open:
             return
-        self._queue(wire.encode(frame))
+        self._before_flush.append(call)
         if self._lingering is None and not self._flush_due:
             self._lingering = self._loop.after(_LINGER_S, self._flush)
+
+    def queue(self, frame: dict[str, object]) -> None:
+        """For `linger`: the frame is written by who called."""
+        if self.open:
+            self._queue(wire.encode(frame))
 
     def send_if_room(self, frame: dict[str, object]) -> None:
         """For what may be missed."""
@@ -111,6 +121,7 @@ class Connection:
         what half a frame of it may have been sent."""
         if self._lasting:
             self._unsent, self._first_sent, self.backlog = [], 0, 0
+            self._before_flush = []
             self._queue(b"\n")
             self._flush_soon()
 
@@ -131,6 +142,10 @@ class Connection:
         self._lingering = None
         if not self.open:
             return
+        if self._before_flush:
+            calls, self._before_flush = self._before_flush, []
+            for call in calls:
+                call()
         try:
             self._write()
         except BlockingIOError:
@@ -235,6 +250,7 @@ class Connection:
             os.close(fd)
         self._received.clear()
         self._unsent = []
+        self._before_flush = []
         self._closed(self)
 
 

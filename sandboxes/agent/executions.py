@@ -12,7 +12,6 @@ from .attempts import Attempts
 from .ladder import Ladder
 from .output import Capture
 from .spawn import SpawnError
-from .spool import MAX_BYTES, Spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from .loop import Loop
     from .run import Run
     from .spawn import Spawner
+    from .spool import Spool
 
     class Waiter(Protocol):
         """Who asked for an attempt: one request on one connection."""
@@ -256,10 +256,14 @@ class Executions:
             run.ladder.climb()
 
     def _spill(self, run: Run, data: bytes) -> Callable[[bytes], None]:
-        limit = MAX_BYTES if self._config.disk_bytes is None else min(MAX_BYTES, self._config.disk_bytes // 8)
+        from . import spool  # few sessions need it, and every one would hold it
+
+        limit = (
+            spool.MAX_BYTES if self._config.disk_bytes is None else min(spool.MAX_BYTES, self._config.disk_bytes // 8)
+        )
         performer = self.performers[run.kind]
         try:
-            run.spool = Spool(
+            run.spool = spool.Spool(
                 self._loop,
                 self._spawner,
                 self._config.data,

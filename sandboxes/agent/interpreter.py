@@ -21,7 +21,7 @@ from .interrupts import Interrupts
 from .look import Look
 from .pristine import BUILTINS
 from .rich import better_text, bundle_text, save_data, save_images
-from .sources import AfterImport, Sources, load_linecache
+from .sources import AfterImport, Sources
 from .streams import Streams
 from .text import clean, cut, show
 from .traceback_view import hidden_folders, render
@@ -40,8 +40,6 @@ else:
 globals()["__builtins__"] = BUILTINS
 
 EXIT_CHANNEL_LOST = 70
-# How long the first cell may keep us waiting before what cells usually need is imported, in milliseconds.
-_IDLE_BEFORE_WARMING = 50
 # How soon to look again for killed children that are not gone yet, in milliseconds.
 _REAP_AGAIN = 20
 # Characters shown of an error that no cell caused: a signal handler's or a background task's.
@@ -73,7 +71,6 @@ class Interpreter:
         self._loop = EventLoop(self._interrupts)
         self._sources = Sources()
         self._futures = 0
-        self._warm = False
         self._images = Images(0, "")
         self._shell: Shell | None = None
         self._look = Look(home)
@@ -131,11 +128,6 @@ class Interpreter:
         """Returns when there is something to read; meanwhile tasks of earlier cells go on."""
         poll = select.poll()
         poll.register(self._channel.fd, select.POLLIN)
-        if not self._warm and not poll.poll(_IDLE_BEFORE_WARMING):
-            self._warm = True
-            pristine.load("traceback")
-            pristine.load("ast")  # what places the carets in tracebacks
-            load_linecache(self._sources)
         if self._loop.has_tasks():
             try:
                 self._loop.run_until_readable(self._channel)

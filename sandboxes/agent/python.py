@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .config import Config
+    from .early import Early
     from .executions import Executions
     from .loop import Loop, Timer
     from .run import Run
@@ -43,6 +44,7 @@ class Python:
         children: Children,
         executions: Executions,
         launcher: str,
+        early: Early | None,
         end_rest: Callable[[], None],
         end_since: Callable[[int, int, set[tuple[int, int]]], list[int]],
     ) -> None:
@@ -52,6 +54,7 @@ class Python:
         self._children = children
         self._executions = executions
         self._launcher = launcher
+        self._early = early
         self._end_rest = end_rest
         self._end_since = end_since
         self._began = 0
@@ -88,6 +91,7 @@ class Python:
                 self._loop,
                 self._spawner,
                 self._launcher,
+                self._take_early(),
                 self._preimports,
                 self._ready,
                 self._done,
@@ -101,6 +105,14 @@ class Python:
             self._executions.epoch += 1
         self._start_timer = self._loop.after(_START_S, lambda: interpreter.signal(signal.SIGKILL))
         self._children.expect(interpreter.pid, lambda status, peak: self._died(interpreter, status, peak))
+
+    def _take_early(self) -> Early | None:
+        """The one that was forked at the start, once, if it can become an interpreter of this configuration."""
+        early, self._early = self._early, None
+        if early is not None and not early.fits(self._config):
+            early.dismiss()
+            return None
+        return early
 
     def restart(self, then: Callable[[], None]) -> None:
         """Kills the interpreter; its death starts the next, and then calls `then`."""

@@ -14,12 +14,14 @@ from . import wire
 from .loop import READ, WRITE
 from .pipes import Pipe
 from .processes import send, send_group
+from .spawn import expose_to_out_of_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .config import Config
+    from .early import Early
     from .loop import Loop
     from .spawn import Spawner
 
@@ -39,6 +41,7 @@ class Interpreter:
         loop: Loop,
         spawner: Spawner,
         launcher: str,
+        early: Early | None,
         preimports: list[str],
         on_ready: Callable[[Interpreter, str], None],
         on_done: Callable[[Interpreter, dict[str, object]], None],
@@ -72,12 +75,14 @@ class Interpreter:
             ":".join(preimports),
         ]
         try:
-            self.pid = spawner.program(
-                command,
-                descriptors=[null, writer, writer, theirs.fileno()],
-                environment=config.environment,
-                directory=config.data,
-            )
+            descriptors = [null, writer, writer, theirs.fileno()]
+            if early is not None and early.send_off(config, spawner.rlimits, preimports, descriptors):
+                self.pid = early.pid
+                expose_to_out_of_memory(self.pid)
+            else:
+                self.pid = spawner.program(
+                    command, descriptors=descriptors, environment=config.environment, directory=config.data
+                )
         except BaseException:
             os.close(reader)
             ours.close()

@@ -43,16 +43,25 @@ class Waiting:
     def __init__(self, connection: Connection, ident: object) -> None:
         self.connection = connection
         self._ident = ident
+        self._announced: list[dict[str, object]] = []
 
     def announce(self, frame: dict[str, object]) -> None:
-        """That it was accepted, or has started."""
-        self.connection.announce({**frame, "id": self._ident})
+        """That it was accepted, or has started: left out where the result comes soon, which says the same."""
+        self._announced.append(frame)
+        self.connection.linger(self._tell)
+
+    def _tell(self) -> None:
+        announced, self._announced = self._announced, []
+        for frame in announced:
+            self.connection.queue({**frame, "id": self._ident})
 
     def send_line(self, line: bytes) -> None:
-        """A frame without an id, encoded already."""
+        """The result: a frame without an id, encoded already."""
+        self._announced = []
         self.connection.send_line(wire.encode({"id": self._ident})[:-2] + b"," + line[1:])
 
     def send_output(self, text: str) -> None:
+        self._tell()
         for start in range(0, len(text), wire.OUTPUT_PIECE):
             piece = text[start : start + wire.OUTPUT_PIECE]
             self.connection.send_if_room({"t": "output", "id": self._ident, "text": piece})
@@ -227,7 +236,7 @@ class Requests:
             raise BadRequest("attempts is a list of attempt ids")
         for attempt in attempts:
             self._executions.attempts.acknowledge(attempt)
-        connection.send({"t": "ok", "id": ident})
+        connection.announce({"t": "ok", "id": ident})
 
     def _restart(self, connection: Connection, ident: object, _frame: dict[str, object]) -> None:
         self._python.restart(lambda: connection.send({"t": "ok", "id": ident, "epoch": self._executions.epoch}))

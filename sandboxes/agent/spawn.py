@@ -5,13 +5,12 @@ Above: `python_process`, `shells`, `workers`. Below: fork(2). The agent has one 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
-import stat
 import time
 
 from . import kernel
+from .lower import limit_all, open_up, rearrange
 from .signals import signal
 
 TYPE_CHECKING = False
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from .config import Config
 
-_NICENESS = 5  # the control channel answers first, whatever user code does with the cpu
 _FORK_TRIES = 10
 # Python ignores these, and an ignored signal stays ignored after exec.
 _DEFAULTS = (
@@ -50,7 +48,7 @@ class Spawner:
     def __init__(self, config: Config, relieve: Callable[[], None]) -> None:
         self._config = config
         self._relieve = relieve
-        self._rlimits = _rlimits(config)
+        self.rlimits = _rlimits(config)
         self._groups = config.drops
 
     def program(
@@ -79,7 +77,7 @@ class Spawner:
             number, _, what = said.decode("utf-8", "replace").partition(" ")
             raise SpawnError(int(number), what)
         if not self._config.drops:
-            _expose_to_out_of_memory(pid)  # it was hidden until it executed, and could not do it itself
+            expose_to_out_of_memory(pid)  # it was hidden until it executed, and could not do it itself
         return pid
 
     def worker(self, work: Callable[[], None], descriptors: Sequence[int]) -> int:
@@ -141,44 +139,20 @@ class Spawner:
         for number in _DEFAULTS:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        return _rearrange(descriptors, spare)
+        return rearrange(descriptors, spare)
 
     def _lower(self) -> None:
         config = self._config
         if config.drops:
-            _expose_to_out_of_memory(os.getpid())
-        os.nice(_NICENESS)
-        for limit, value in self._rlimits:
-            _limit(limit, value)
-        os.umask(0o022)
+            expose_to_out_of_memory(os.getpid())
+        limit_all(self.rlimits)
         if config.drops and config.uid is not None:
             gid = config.uid if config.gid is None else config.gid
             kernel.empty_bounding_set()
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(config.uid, config.uid, config.uid)
-        _open_up(config.data)
-
-
-def _open_up(directory: str) -> None:
-    """The session's directory is its owner's to use, whatever a program of the owner's did to its mode: else nothing
-    could be started in it any more, not even what would mend it."""
-    try:
-        mode = os.stat(directory).st_mode  # noqa: PTH116 - as below
-        if mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)  # noqa: PTH101 - pathlib doubles the start time
-    except OSError:
-        return  # another's, or not there: what needs it says so
-
-
-def _rearrange(descriptors: Sequence[int], spare: int | None) -> int:
-    """`descriptors` become 0, 1, 2, ...; `spare` the next, closed on exec; everything else is closed."""
-    wanted = [*descriptors] if spare is None else [*descriptors, spare]
-    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(wanted)) for fd in wanted]
-    for number, fd in enumerate(held):
-        os.dup2(fd, number, inheritable=number < len(descriptors))
-    os.closerange(len(wanted), 1 << 20)
-    return len(descriptors)
+        open_up(config.data)
 
 
 def _rlimits(config: Config) -> list[tuple[int, int]]:
@@ -195,14 +169,7 @@ def _rlimits(config: Config) -> list[tuple[int, int]]:
     return limits
 
 
-def _limit(limit: int, value: int) -> None:
-    hard = resource.getrlimit(limit)[1]
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(limit, (value, value))
-
-
-def _expose_to_out_of_memory(pid: int) -> None:
+def expose_to_out_of_memory(pid: int) -> None:
     """The out-of-memory killer takes user code before the agent. Best effort: without /proc there is no other way."""
     try:
         fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)

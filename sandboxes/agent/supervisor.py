@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .config import Config
+    from .early import Early
 
 _EXIT_CONFIG = 2
 
@@ -64,7 +65,7 @@ class Children:
 class Supervisor:
     """The parts and how they hang together."""
 
-    def __init__(self, config: Config, launcher: str) -> None:
+    def __init__(self, config: Config, launcher: str, early: Early | None) -> None:
         self._config = config
         self._loop = Loop()
         self._children = Children()
@@ -79,6 +80,7 @@ class Supervisor:
             self._children,
             executions,
             launcher,
+            early,
             self._end_interpreters_rest,
             self._end_started,
         )
@@ -166,8 +168,8 @@ class Supervisor:
         self._ender.end_all()
 
 
-def main(source: str, launcher: str) -> None:
-    """The process. Exit status 2: the configuration is wrong."""
+def main(source: str, launcher: str, early: Early | None = None) -> None:
+    """The process. Exit status 2: the configuration is wrong. `early`: a first interpreter that waits already."""
     try:
         config = configuration.read(source)
     except (configuration.ConfigError, OSError, ValueError) as error:
@@ -180,4 +182,4 @@ def main(source: str, launcher: str) -> None:
     kernel.adopt_orphans()
     # What started the host may block signals (Ray's workers do), and everything here would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    Supervisor(config, launcher).run()
+    Supervisor(config, launcher, early).run()

@@ -1,12 +1,19 @@
 """The launcher: makes a package of the directory it lies in, wherever that was mounted, and starts a part of it.
 
     PYTHON -I -B -S toolhost_agent.py CONFIG                      the supervisor; see `wire` for CONFIG
+    PYTHON -I -B toolhost_agent.py CONFIG early                   the same, and its first interpreter forked from it
     PYTHON -I -B toolhost_agent.py interpreter FD DATA SITES MODULES   started by the supervisor, never by hand
 
 SITES and MODULES are lists joined by `:`. Nothing but this directory need be there.
 """
 
+from __future__ import annotations
+
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _package() -> str:
@@ -18,22 +25,33 @@ def _package() -> str:
     return directory
 
 
-def _interpret(fd: str, data: str, sites: str, modules: str) -> None:
-    from toolhost_agent.interpreter import main  # type: ignore[import-not-found]
-
+def interpret(main: Callable[..., None], fd: int, data: str, sites: list[str], modules: list[str]) -> None:
+    """Becomes an interpreter. `main`: of `interpreter`."""
     own = next((at for at, entry in enumerate(sys.path) if entry.endswith("-packages")), len(sys.path))
-    sys.path[own:own] = [entry for entry in sites.split(":") if entry]
-    main(int(fd), data, data + "/.site", [name for name in modules.split(":") if name])
+    sys.path[own:own] = sites
+    main(fd, data, data + "/.site", modules)
 
 
 def _start(arguments: list[str]) -> None:
     _package()
     if arguments[0] == "interpreter":
-        _interpret(*arguments[1:])
+        from toolhost_agent.interpreter import main  # type: ignore[import-not-found]
+
+        fd, data, sites, modules = arguments[1:]
+        interpret(main, int(fd), data, _names(sites), _names(modules))
     else:
+        early = None
+        if arguments[1:] == ["early"]:
+            from toolhost_agent.early import fork  # type: ignore[import-not-found]
+
+            early = fork(interpret)
         from toolhost_agent.supervisor import main  # type: ignore[import-not-found]
 
-        main(arguments[0], __file__)
+        main(arguments[0], __file__, early)
+
+
+def _names(joined: str) -> list[str]:
+    return [name for name in joined.split(":") if name]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from . import files, wire
+from . import wire
 from .connections import BUSY_BYTES, Connection
 from .loop import READ
 from .spawn import SpawnError
@@ -76,6 +76,8 @@ class Transfers:
             self._start(transfer)
 
     def _start(self, transfer: _Transfer) -> None:
+        from . import files  # here: not every session has any use for it
+
         source, sink = os.pipe()
         null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         data, frame = self._config.data, transfer.frame

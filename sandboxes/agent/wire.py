@@ -22,7 +22,8 @@ Executions run one at a time in the order of their arrival; `exec` of a known at
 returns its kept result; with another digest it is the error `conflict`. Deadlines are the agent's: they hold when the
 host is gone. An execution belongs to no connection: it goes on when its connection closes, and its result is kept
 until `ack`. Output is sent as it appears to every connection that waits for the attempt, best effort: a slow reader
-misses output frames (never a result), and the result has the whole text up to its cap.
+misses output frames (never a result), and the result has the whole text up to its cap. `accepted` and `started` are
+left out where the result follows at once: its receipt says the same.
 
 `hello` is {v, nonce} and may come again on the attach stream, where a new host takes over from one that went away:
 the agent then drops what it had not sent, ends it with an empty line, and answers. Empty lines mean nothing, in both

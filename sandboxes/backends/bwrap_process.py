@@ -11,6 +11,7 @@ closes the pipe and the configuration: the agent then starts without one, and en
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -113,6 +114,7 @@ def limit_arguments(limits: Limits) -> list[str]:
     return [_utility("prlimit"), *names, "--"]
 
 
+@functools.cache
 def _utility(name: str) -> str:
     path = shutil.which(name)
     if path is None:

@@ -161,7 +161,7 @@ class Sandboxes:
         self, record: Record, limits: Limits, fds: tuple[int, int], log: IO[bytes], patience: Patience
     ) -> bwrap_process.Bubblewrap:
         """Starts bubblewrap up to where the agent would begin. `fds`: of the configuration, and of the listener."""
-        command = ["--remount-ro", "/", "--chdir", "/", "--", *self.view.command(), f"fd:{fds[0]}"]
+        command = ["--remount-ro", "/", "--chdir", "/", "--", *self.view.command(), f"fd:{fds[0]}", "early"]
         with self._filter() as filters, self._shown(self.workspaces.data(record.handle.workspace)) as data:
             arguments = [*self.view.arguments(limits), "--bind", str(data), DATA]
             if filters is not None:

@@ -60,7 +60,14 @@ class View:
     def arguments(self, limits: Limits) -> list[str]:
         """Everything a sandbox sees, but its workspace."""
         settings, reach = self.settings, self._reach
-        arguments = [*NAMESPACES, *system_arguments(), *etc_arguments(reach("etc", settings.etc))]
+        arguments = [
+            *NAMESPACES,
+            "--setenv",
+            "LANG",
+            VARIABLES["LANG"],
+            *system_arguments(),
+            *etc_arguments(reach("etc", settings.etc)),
+        ]
         arguments += ["--proc", "/proc", "--dev", "/dev"]
         arguments += ["--perms", "1777", "--size", str(limits.shm_bytes), "--tmpfs", "/dev/shm"]
         arguments += ["--remount-ro", "/dev"]
@@ -75,7 +82,8 @@ class View:
         return source if self.stage is None else self.stage.path(name)
 
     def command(self) -> list[str]:
-        return [str(self.settings.environment.python), "-I", "-B", "-S", f"{AGENT}/{AGENT_MAIN}"]
+        """The agent, up to its configuration. With `site`, which its first interpreter is forked with."""
+        return [str(self.settings.environment.python), "-I", "-B", f"{AGENT}/{AGENT_MAIN}"]
 
     def configuration(self, sandbox_id: str, spec: SandboxSpec, listener: int) -> bytes:
         """The agent's configuration (see the end of `agent.wire`)."""

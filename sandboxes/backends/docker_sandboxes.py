@@ -9,9 +9,9 @@ of a sandbox hangs on that record: whatever is interrupted is found by its label
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
+import platform
 import secrets
 import shutil
 import subprocess
@@ -25,8 +25,10 @@ from typing import Any, Literal
 from docker import errors
 
 from sandboxes.backends import docker_probe, seccomp, unix_channel
+from sandboxes.backends.agent_copy import make_agent
 from sandboxes.backends.base import Life, Problem, Status
 from sandboxes.backends.docker_container import (
+    AGENT,
     DATA,
     DEFAULT_PATH,
     LABEL,
@@ -431,27 +433,10 @@ class Sandboxes:
 
 def stage_agent(source: Path, places: Path) -> Path:
     """A copy of the agent's programs that every uid can read, and that an update of this package does not change under
-    a sandbox that runs. Raises OSError."""
-    names = sorted(path.name for path in source.glob("*.py"))
-    contents = {name: (source / name).read_bytes() for name in names}
-    sha = hashlib.sha256()
-    for name, content in contents.items():
-        sha.update(f"{name} {len(content)}\n".encode() + content)
-    place = places / sha.hexdigest()[:16]
-    if place.is_dir():
-        return place
+    a sandbox that runs. Its bytecode is that of the host's version of Python: an image with another one, which compiles
+    at every start, starts slower. Raises OSError."""
     places.mkdir(mode=0o700, exist_ok=True)
-    aside = places / f"{place.name}.{secrets.token_hex(4)}"
-    aside.mkdir()
-    for name, content in contents.items():
-        (aside / name).write_bytes(content)
-        (aside / name).chmod(0o644)
-    aside.chmod(0o755)
-    try:
-        aside.rename(place)
-    except OSError:  # another process of this owner was quicker
-        shutil.rmtree(aside)
-    return place
+    return make_agent(places, source, AGENT, platform.python_version())
 
 
 def _ending(state: dict[str, Any]) -> str:

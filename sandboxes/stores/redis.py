@@ -304,7 +304,8 @@ class RedisStore(SharedStore):
     @_whole
     async def _run(self, script: str, *arguments: str | int) -> Any:
         with self._translated():
-            return await self._scripts[script](keys=[self._prefix], args=arguments, client=self._redis)
+            client = self._redis
+            return await self._scripts[script](keys=[self._prefix], args=arguments, client=client)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -313,7 +314,7 @@ class RedisStore(SharedStore):
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise StoreUnavailable(f"{self._name} refuses the password or user of store.url ({error})") from error
         except ResponseError as error:
-            what = "is full: give it more memory" if str(error).startswith("OOM") else "refused a command"
+            what = "is full: give it more memory" if "maxmemory" in str(error) else "refused a command"
             raise StoreUnavailable(f"{self._name} {what} ({error})") from error
         except (RedisError, OSError, ValueError) as error:
             raise StoreUnavailable(

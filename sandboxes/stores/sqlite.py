@@ -382,15 +382,19 @@ def _insert_attempt(connection: sqlite3.Connection, attempt: AttemptRecord) -> N
 
 def _settle(connection: sqlite3.Connection, attempt: AttemptRecord) -> None:
     assert attempt.outcome is not None
-    _insert_attempt(connection, attempt)
     receipt = attempt.outcome.receipt
     connection.execute(
-        "UPDATE attempts SET ended = ?, receipt = ?, outcome = ? WHERE key = ? AND attempt = ? AND ended IS NULL",
+        "INSERT INTO attempts (key, attempt, incarnation, digest, registered, ended, receipt, outcome)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key, attempt) DO UPDATE"
+        " SET ended = excluded.ended, receipt = excluded.receipt, outcome = excluded.outcome WHERE ended IS NULL",
         (
+            str(attempt.session),
+            attempt.attempt_id,
+            attempt.incarnation,
+            attempt.digest,
+            attempt.registered_at,
             receipt.ended_at,
             codec.write_receipt(receipt),
             codec.write_outcome(attempt.outcome),
-            str(attempt.session),
-            attempt.attempt_id,
         ),
     )

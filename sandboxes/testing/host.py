@@ -25,6 +25,7 @@ class Recorder(NullObserver):
         self.changes: list[tuple[SessionKey, Changed]] = []
         self.failures: list[tuple[str, BaseException]] = []
         self.starts: list[str] = []
+        self.on_failure: Callable[[], None] = lambda: None
 
     def session_changed(self, key: SessionKey, changed: Changed) -> None:
         self.changes.append((key, changed))
@@ -34,6 +35,7 @@ class Recorder(NullObserver):
 
     def failed(self, where: str, error: BaseException) -> None:
         self.failures.append((where, error))
+        self.on_failure()
 
 
 @dataclasses.dataclass

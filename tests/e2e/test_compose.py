@@ -105,11 +105,13 @@ class Project:
 
     def until_healthy(self, service: str = "toolhost") -> None:
         deadline = time.monotonic() + 120
-        container = self.compose("ps", "-q", service).strip()
+        container = self.compose(*PROFILES, "ps", "-q", service).strip()
         while (
             status := output(["docker", "inspect", "-f", "{{.State.Health.Status}}", container])
         ).strip() != "healthy":
-            assert time.monotonic() < deadline and status.strip() != "unhealthy", self.compose("logs", "--tail=50")
+            assert time.monotonic() < deadline and status.strip() != "unhealthy", self.compose(
+                *PROFILES, "logs", "--tail=50"
+            )
             time.sleep(0.5)
 
     def python(self, code: str) -> str:
@@ -255,6 +257,7 @@ def test_the_gateway_of_its_profile_runs_code_and_its_history_survives_a_restart
     project.environment["TOOLHOST_REDIS_IMAGE"] = project.redis_image(tmp_path)
     gateway = ("--profile", "gateway")
     project.compose(*gateway, "up", "-d", "--no-build")
+    project.until_healthy("gateway")
     python = {"type": "code_interpreter", "container": {"type": "auto"}}
     rounds: list[dict[str, object]] = []
     for when, code in (("Set", "x = 41"), ("Read", "print(x + 1)")):
@@ -263,6 +266,7 @@ def test_the_gateway_of_its_profile_runs_code_and_its_history_survives_a_restart
     address = f"http://127.0.0.1:{project.environment['TOOLHOST_GATEWAY_PORT']}/v1"
     with project.model(rounds), openai.OpenAI(base_url=address, api_key="x", max_retries=20) as client:
         options: Any = {"model": "fake", "tools": [python], "include": ["code_interpreter_call.outputs"]}
+        assert [one.id for one in client.models.list()] == ["fake"]  # tried again until the model has started
         first = client.responses.create(input="Set", **options)
         assert first.output_text == "ok"
         project.compose(*gateway, "restart", "gateway")

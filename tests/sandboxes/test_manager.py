@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from sandboxes import client as client_module
+from sandboxes import sandbox as sandbox_module
 from sandboxes.errors import (
     AttemptConflict,
     AttemptExpired,
@@ -381,6 +382,26 @@ async def test_a_stalled_agent_is_a_bounded_wait_and_its_result_can_be_fetched_a
     agent.slow_s = 0.0
     assert text_of(await manager.collect(at.key, "slow")) == "'done'"
     assert text_of(await run(at, "x")) == "1"
+
+
+async def test_a_call_that_runs_is_not_said_not_to_have_run_when_the_engine_does_not_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "ENGINE_BACKOFF_S", 0.02)
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, "import asyncio\nawait asyncio.sleep(0.2)\nx = 1", attempt="cut")
+    for operation in ("connect", "poll"):
+        world.engine.fails[operation] = EngineUnavailable("the engine does not answer")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost, match="does not answer"):
+        await call
+    with pytest.raises(EngineUnavailable):
+        await run(at, "1")  # of this one nothing was sent
+    world.engine.fails.clear()
+    assert (await run(at, "import asyncio\nawait asyncio.sleep(0.2)\nx = 1", attempt="cut")).receipt.ending is Ending.OK
+    assert text_of(await run(at, "x")) == "1"
+    assert world.sandboxes[0].agent.executed.count("cut") == 1
 
 
 async def test_a_lying_agent_loses_its_session_and_harms_nobody(world: World) -> None:
@@ -883,6 +904,23 @@ async def test_a_stop_ends_running_calls_and_refuses_new_ones(world: World) -> N
     with pytest.raises(CallRefused, match="stopping"):
         await run(at, "1")
     assert len(world.sandboxes) == 1
+
+
+async def test_a_start_asks_a_busy_engine_again(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    await crash(manager)
+    world.managers.remove(manager)
+    world.engine.fails["list_owned"] = EngineUnavailable("the engine does not answer: timed out")
+
+    def answers() -> None:
+        world.engine.fails.clear()
+
+    world.recorder.on_failure = answers
+    manager = await world.manager()
+    assert manager.adopted.sessions == 1
+    assert text_of(await run(attach(manager, "a"), "x")) == "1"
 
 
 async def test_a_start_that_fails_leaves_nothing_open(world: World) -> None:

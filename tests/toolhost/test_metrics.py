@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
 
 from sandboxes.backends.ray_names import NodeInfo
 from sandboxes.errors import EngineUnavailable, NoCapacity
@@ -173,6 +176,21 @@ async def test_a_calls_span_belongs_to_its_clients_trace_and_has_what_it_waited_
     took = receipt["ended_at"] - receipt["started_at"]
     assert execution.end_time - execution.start_time == pytest.approx(took * 1e9, abs=1e3)
     assert SECRET not in spans.everything
+
+
+async def test_over_streamable_http_a_calls_span_belongs_to_the_trace_of_its_request(tmp_path: Path) -> None:
+    spans = Spans()
+    async with (
+        managed(tmp_path, traces=spans.traces) as host,
+        httpx2.AsyncClient(headers={"traceparent": TRACEPARENT}, timeout=60) as http,
+        streamable_http_client(f"{host.url}/mcp", http_client=http) as streams,
+        ClientSession(streams[0], streams[1]) as client,
+    ):
+        await client.initialize()
+        await client.call_tool("python", {"code": "1"})
+    found = spans.of(TRACE)
+    assert found["tools/call python"].parent.span_id == PARENT
+    assert found["execution"].parent.span_id == found["tools/call python"].context.span_id
 
 
 async def test_a_calls_span_says_what_the_host_could_not_do_and_nothing_that_a_client_made_up(tmp_path: Path) -> None:

@@ -189,10 +189,10 @@ async def _probe(backend: Backend) -> tuple[Sequence[Problem], frozenset[str]]:
 
 def _store(settings: Settings) -> Iterator[Finding]:
     """The shared store, where there is one; the file of a host alone is looked at with its directory."""
-    if settings.store.kind == "sqlite":
+    if not settings.store.redis:
         if settings.sandbox.backend == "ray":
             what = "sessions are kept in a file of this host: no other tool host can share the cluster"
-            yield Finding("store", "weak", what, 'store.kind = "redis" with store.url, for more than one tool host')
+            yield Finding("store", "weak", what, "for more than one tool host set store.url; docs/cluster.md")
         return
     try:
         asyncio.run(_reach(create_store(settings, Owner("doctor", b"doctor"))))

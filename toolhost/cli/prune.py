@@ -155,16 +155,19 @@ def _chosen(left: Sequence[Left], *, everything: bool, yes: bool, dry_run: bool)
 
 
 async def _remove(backend: Backend, store: Store | None, doomed: Sequence[Left]) -> int:
-    failed = 0
+    kept = untold = 0
     for one in doomed:
         try:
             await remove(backend, store, one, time.time())
+        except StoreUnavailable as error:
+            untold += 1
+            typer.echo(f"toolhost: {one.name} is removed, and its session still open: {error.message}", err=True)
         except SandboxError as error:
-            failed += 1
+            kept += 1
             typer.echo(f"toolhost: {one.name} is not removed: {error.message}", err=True)
     if doomed:
-        typer.echo(f"removed {len(doomed) - failed} of {len(doomed)}", err=True)
-    return failed
+        typer.echo(f"removed {len(doomed) - kept} of {len(doomed)}", err=True)
+    return kept + untold
 
 
 def _session(one: Left) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ from toolhost.services import Services, build
 
 CANNOT_START = 2
 SECOND_SIGNAL = 130
+COLLECT_AFTER = (10_000, 10, 10)  # objects, and rounds of the younger generation (gc.set_threshold)
 SAME_SIGNAL_S = 0.5  # a terminal and a wrapper (make, timeout) both pass one Ctrl-C on: that is one
 
 
@@ -157,6 +159,10 @@ class HostServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            # What was made up to now stays: the collector need not look at it again, nor come with every call.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*COLLECT_AFTER)
             self._announce()
 
 

@@ -420,6 +420,6 @@ def talking(url: str | None, token_file: Path | None, config: Path | None) -> It
     except HostUnreachable as error:
         fail(error.message, UNREACHABLE)
     except HostRefused as error:
-        fail(error.message, NOTHING if error.status == 404 else REFUSED)
+        fail(error.message, {404: NOTHING, 400: USAGE}.get(error.status, REFUSED))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

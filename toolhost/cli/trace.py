@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -42,12 +43,21 @@ def trace(
 
 
 def _table(data: dict[str, Any]) -> Table:
-    table = Table("what", "generation", "seconds", "outcome", "detail")
+    """The generation has a column only where there were several: a narrow terminal has no room to give away."""
+    several = len({entry["generation"] for entry in data["entries"] if "generation" in entry}) > 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what", overflow="fold")
+    if several:
+        table.add_column("generation", justify="right", min_width=1)
+    table.add_column("seconds", justify="right", no_wrap=True, min_width=7)
+    table.add_column("outcome", overflow="fold")
+    table.add_column("detail", overflow="ellipsis", no_wrap=True, ratio=1)
     verdicts = {call["call_id"]: call for call in data["calls"]}
     for entry in data["entries"]:
         seconds = entry.get("seconds", entry.get("tool_seconds"))
-        shown = "" if seconds is None else f"{seconds:.3f}"
-        row = (_what(entry), str(entry.get("generation", "")), shown, _outcome(entry, verdicts), _detail(entry))
+        row = [_what(entry), "" if seconds is None else f"{seconds:.3f}", _outcome(entry, verdicts), _detail(entry)]
+        if several:
+            row.insert(1, str(entry.get("generation", "")))
         table.add_row(*(escape(cell) for cell in row))
     return table
 
@@ -69,6 +79,9 @@ def _outcome(entry: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> str:
 
 
 def _detail(entry: dict[str, Any]) -> str:
-    text = entry.get("text") or entry.get("output") or json.dumps(entry.get("arguments") or "")
+    called = ", ".join(one["name"] for one in entry["calls"]) if entry["kind"] == "round" else ""
+    text = entry.get("text") or entry.get("output") or called
+    if not text and entry.get("arguments"):
+        text = json.dumps(entry["arguments"], ensure_ascii=False)
     line = printable(" ".join(str(text).split()))
     return line if len(line) <= _TEXT_CHARACTERS else f"{line[:_TEXT_CHARACTERS]}…"

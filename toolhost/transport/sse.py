@@ -27,9 +27,10 @@ from toolhost.auth import Authenticator
 from toolhost.config import Settings
 from toolhost.errors import Refused
 from toolhost.identity import Headers, Named, Refusal, identify, label, named
-from toolhost.mcp_server import Caller, Traced
+from toolhost.mcp_server import Caller, ToolSet, Traced, tools_of
 from toolhost.tracing import context_of
 from toolhost.transport.asgi import Attach, Receive, Scope, Send, address_of, respond
+from toolhost.transport.direct import Direct
 from toolhost.transport.jsonid import IdScanner, find_id, has_id
 from toolhost.transport.paths import MESSAGES, Endpoint
 from toolhost.transport.streams import PING, Inbox, Outbox
@@ -62,6 +63,7 @@ class Connection:
         url_session: str | None,
         naming: Named | Refusal | None,
         caller: Caller,
+        tools: ToolSet,
         send: Send,
     ) -> None:
         self.id = ident
@@ -71,6 +73,7 @@ class Connection:
         self.caller = caller
         self.inbox = Inbox()
         self.outbox = Outbox(send)
+        self.direct = Direct(tools, caller, self.outbox)
         self.metadata = ServerMessageMetadata(request_context=caller)
         self.done = asyncio.Event()
 
@@ -86,6 +89,7 @@ class Connection:
     def close(self) -> None:
         """Ends the stream; what runs for it is cancelled."""
         self.inbox.close()
+        self.direct.close()
 
     def cut(self) -> None:
         """Ends the stream of a client that does not read it: nothing more is written."""
@@ -134,7 +138,7 @@ class SseTransport:
         headers: Headers = scope["headers"]
         principal = self._auth.authenticate(headers, address_of(scope))
         self._admit(principal.name)
-        connection = self._open(endpoint, headers, principal.name, send)
+        connection = self._open(endpoint, headers, principal.name, tools_of(server), send)
         self._connections[connection.id] = connection
         self._held[connection.principal] += 1
         watch = asyncio.create_task(self._watch(connection, receive))
@@ -148,6 +152,7 @@ class SseTransport:
                 lifespan_state=None,
                 init_options=options,
             )
+            await connection.direct.ended()
             with contextlib.suppress(TimeoutError):  # a client that does not read: the server closes its connection
                 async with asyncio.timeout(CLOSE_S):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -174,7 +179,7 @@ class SseTransport:
             text = f"{held} connections are open, which is the limit ({limit}); close some, or try again later"
             raise Refused(503, text, headers=(("retry-after", "5"),))
 
-    def _open(self, endpoint: Endpoint, headers: Headers, principal: str, send: Send) -> Connection:
+    def _open(self, endpoint: Endpoint, headers: Headers, principal: str, tools: ToolSet, send: Send) -> Connection:
         ident = secrets.token_hex(20)
         naming = named(headers, endpoint.session)
         identity = identify(
@@ -193,7 +198,7 @@ class SseTransport:
         if log.isEnabledFor(logging.DEBUG):
             session = label(caller.attachment.key) if caller.attachment else None
             log.debug("connected", extra={"fields": {"session": session, "connection": ident[:8]}})
-        return Connection(ident, principal, endpoint.session, naming, caller, send)
+        return Connection(ident, principal, endpoint.session, naming, caller, tools, send)
 
     def _post_path(self, connection: Connection, scope: Scope) -> bytes:
         server = self._settings.server
@@ -219,7 +224,9 @@ class SseTransport:
         if not self._held[connection.principal]:
             del self._held[connection.principal]
         connection.outbox.closed = True
+        connection.direct.close()
         try:
+            await connection.direct.ended()
             if connection.caller.attachment is not None:
                 await connection.caller.attachment.gone()
         finally:
@@ -244,6 +251,12 @@ class SseTransport:
             await self._deliver(connection, body, headers)
 
     async def _deliver(self, connection: Connection, body: bytes, headers: Headers) -> None:
+        naming = named(headers, connection.url_session)
+        same = naming is None or naming == connection.naming
+        if same:
+            self._check_load(connection)
+            if await connection.direct.take(body, headers):
+                return
         try:
             message = jsonrpc_message_adapter.validate_json(body, by_name=False)
         except ValidationError as error:
@@ -255,13 +268,16 @@ class SseTransport:
             what = "The id must be a string or an integer. Nothing ran."
             await connection.outbox.send_error(find_id(body), INVALID_REQUEST, what)
             return
-        naming = named(headers, connection.url_session)
         metadata = connection.metadata
-        if naming is not None and naming != connection.naming:
+        if not same:
             metadata = ServerMessageMetadata(request_context=connection.caller.refusing(DIFFERENT_SESSION))
         elif trace := context_of(headers):
             metadata = ServerMessageMetadata(request_context=Traced(connection.caller, trace))
         connection.inbox.put(SessionMessage(message, metadata=metadata), len(body))
+        self._check_load(connection)
+
+    @staticmethod
+    def _check_load(connection: Connection) -> None:
         if connection.overloaded:
             fields = {"connection": connection.id[:8], "principal": connection.principal}
             log.warning("a client sends and does not read: its stream is closed", extra={"fields": fields})

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from mcp.shared.message import SessionMessage
 from mcp_types import ErrorData, JSONRPCError
+from pydantic_core import to_json
 
 from toolhost.transport.asgi import Send
 
@@ -91,6 +93,13 @@ class Outbox:
         error = JSONRPCError(jsonrpc="2.0", id=ident, error=ErrorData(code=code, message=message))
         await self.write(EVENT % error.model_dump_json(by_alias=True, exclude_unset=True).encode())
 
+    async def send_result(self, ident: str | int, result: Mapping[str, Any]) -> None:
+        """The answer to a request, as the SDK's models would write it."""
+        await self.write(EVENT % _json({"jsonrpc": "2.0", "id": ident, "result": result}))
+
+    async def send_notification(self, method: str, params: Mapping[str, Any]) -> None:
+        await self.write(EVENT % _json({"jsonrpc": "2.0", "method": method, "params": params}))
+
     async def write(self, data: bytes) -> None:
         if self.closed:
             return
@@ -111,3 +120,7 @@ class Outbox:
 
     async def __aexit__(self, *_details: Any) -> None:
         return None
+
+
+def _json(message: Mapping[str, Any]) -> bytes:
+    return to_json(message, inf_nan_mode="null")  # what a model of the SDK does with them

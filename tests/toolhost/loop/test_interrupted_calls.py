@@ -177,7 +177,7 @@ async def test_whoever_takes_over_after_a_crash_has_it_in_the_checkpoint(make_lo
     kept: list[list[dict[str, Any]]] = []
 
     class Keeper:
-        async def event(self, event: Any) -> None:
+        async def events(self, events: Sequence[Any]) -> None:
             pass
 
         async def checkpoint(self, transcript: Sequence[dict[str, Any]]) -> None:

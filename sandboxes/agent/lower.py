@@ -1,0 +1,58 @@
+"""What a process does to itself before it runs user code: descriptors and limits. Few imports: they stay in memory.
+
+Above: `spawn`, `early`. Below: the kernel.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_NICENESS = 5  # the control channel answers first, whatever user code does with the cpu
+
+
+def lower(limits: Sequence[tuple[int, int]], data: str) -> None:
+    """This process takes what user code has, where that has the agent's own uid."""
+    limit_all(limits)
+    open_up(data)
+
+
+def limit_all(limits: Sequence[tuple[int, int]]) -> None:
+    os.nice(_NICENESS)
+    for limit, value in limits:
+        _limit(limit, value)
+    os.umask(0o022)
+
+
+def open_up(directory: str) -> None:
+    """The session's directory is its owner's to use, whatever a program of the owner's did to its mode: else nothing
+    could be started in it any more, not even what would mend it."""
+    try:
+        mode = os.stat(directory).st_mode  # noqa: PTH116 - as below
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)  # noqa: PTH101 - pathlib doubles the start time
+    except OSError:
+        return  # another's, or not there: what needs it says so
+
+
+def rearrange(descriptors: Sequence[int], spare: int | None = None) -> int:
+    """`descriptors` become 0, 1, 2, ...; `spare` the next, closed on exec; everything else is closed."""
+    wanted = [*descriptors] if spare is None else [*descriptors, spare]
+    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(wanted)) for fd in wanted]
+    for number, fd in enumerate(held):
+        os.dup2(fd, number, inheritable=number < len(descriptors))
+    os.closerange(len(wanted), 1 << 20)
+    return len(descriptors)
+
+
+def _limit(limit: int, value: int) -> None:
+    hard = resource.getrlimit(limit)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))
