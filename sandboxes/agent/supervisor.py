@@ -180,6 +180,4 @@ def main(source: str, launcher: str, early: Early | None = None) -> None:
     if config.seccomp:
         kernel.refuse_calls(config.seccomp)
     kernel.adopt_orphans()
-    # What started the host may block signals (Ray's workers do), and everything here would inherit that.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     Supervisor(config, launcher, early).run()
