@@ -20,10 +20,9 @@ from sandboxes.lifecycle import LIVE
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
 from sandboxes.spec import SessionKey, SessionRequest
-from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
 from toolhost.admin import AllSessions
-from toolhost.backends import create_backend, manager_settings, owner_of
+from toolhost.backends import create_backend, create_store, manager_settings, owner_of
 from toolhost.browsing.service import search_options
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
@@ -130,7 +129,7 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     backend = create_backend(settings, owner)
     manager = SessionManager(
         backend=backend,
-        store=SqliteStore(settings.state_dir / "ledger.sqlite"),
+        store=create_store(settings, owner),
         owner=owner,
         settings=manager_settings(settings),
         observer=Observers(LogObserver(), metrics, *([] if traced is None else [traced])),
