@@ -15,7 +15,6 @@ from sandboxes.agent import wire
 from sandboxes.client import AgentClient
 from sandboxes.errors import CallRefused, SandboxError, SessionUnknown, WireError
 from sandboxes.keeper import Keeper
-from sandboxes.lifecycle import OVER
 from sandboxes.spec import SessionRequest
 from sandboxes.starter import SessionOver, Starter
 
@@ -91,8 +90,8 @@ class SessionFiles:
 
     @contextlib.asynccontextmanager
     async def _working(self, *, create: bool = False) -> AsyncIterator[AgentClient]:
-        session = self._keeper.sessions.get(self._request.key)
-        if session is None or session.phase in OVER:
+        session = await self._keeper.reach(self._request.key)
+        if session is None:
             if not create:
                 raise SessionUnknown("no open session of this key is known", session=str(self._request.key))
             session = await self._keeper.open(self._request)

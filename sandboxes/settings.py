@@ -52,6 +52,9 @@ class ManagerSettings:
     outcomes_kept_s: float = 24 * 3600.0  # texts of outcomes
     audit_s: float = 7 * 24 * 3600.0  # records of closed sessions
 
+    # Where several hosts share sandboxes: how often each says that it lives.
+    beat_s: float = 2.0
+
     health_kept_s: float = 5.0
     health_failed_kept_s: float = 1.0  # a failure: who mended it wants to see so
     health_s: float = 30.0  # of one check in all

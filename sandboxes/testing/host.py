@@ -95,13 +95,15 @@ class SuiteHost:
 async def crash(manager: SessionManager) -> None:
     """What is left of a manager after `kill -9` of its process: nothing, and it said goodbye to nobody."""
     keeper = manager._keeper
-    tasks = [manager._sweeping, manager._pool._task, keeper._settling, *keeper._tasks]
+    beating = manager._replica._beating if manager._replica is not None else None
+    tasks = [manager._sweeping, manager._pool._task, keeper._settling, beating, *keeper._tasks]
     tasks += [run.task for session in keeper.sessions.values() for run in session.runs.values()]
     ended = [task for task in tasks if task is not None]
     manager._pool._task = manager._sweeping = None
     for task in ended:
         task.cancel()
     await asyncio.gather(*ended, return_exceptions=True)
+    await asyncio.gather(*keeper._tasks, return_exceptions=True)  # what closes connections of what was cut off
     for session in keeper.sessions.values():
         if session.sandbox is not None:
             session.sandbox.on_lost = None
