@@ -82,6 +82,9 @@ def _targets(median: _Medians) -> Iterator[Target]:
         printed = median("output", f"toolhost, {backend}, 10 MB")
         met = printed is not None and printed >= 100
         yield Target(f"10 MB printed, {backend}", "100 MB/s", *_judged(printed, "MB/s", met))
+    behind, alone = median("gateway-first-text", "through the gateway"), median("gateway-first-text", "the model alone")
+    asked = "under 10 ms more than the model alone (issue 10)"
+    yield _of("first text of 100 streams through the gateway", asked, (behind, alone), _above, lambda v: v < 10)
 
 
 Figures = tuple[float | None, ...]
