@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import threading
 import time
@@ -42,9 +43,9 @@ class NodeHost:
         self._host = str(get_node_ip_address())  # type: ignore[no-untyped-call]
         self._problem = ""
         self._node: Node | None = None
+        _be_as_a_host()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="toolhost-node", daemon=True).start()
-        _raise_file_limit()
         self._start()
 
     def describe(self) -> dict[str, Any]:
@@ -125,7 +126,13 @@ def release(lease: str) -> None:
     remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(lease))))
 
 
-def _raise_file_limit() -> None:
-    """Every sandbox takes a few descriptors."""
+def _be_as_a_host() -> None:
+    """Ray starts its workers as what may wait and may be killed first (nice 15, out-of-memory score 1000), and
+    sandboxes inherit that. Every sandbox takes a few descriptors. Threads that start later have what the first has."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+        Path("/proc/self/oom_score_adj").write_text("0")
+    except OSError as error:
+        log.warning("sandboxes run with Ray's low priority (%s): start Ray with RAY_worker_niceness=0", error)

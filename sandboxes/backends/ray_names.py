@@ -20,6 +20,7 @@ NAME = "ray"
 RESOURCE = "toolhost_session"
 # A label that Ray gives every node by itself.
 NODE_LABEL = "ray.io/node-id"
+STARTING = "it is starting"  # why a node does not take sessions yet
 SHORT = 12  # so much of a node's id is in handles
 
 

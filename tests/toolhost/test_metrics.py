@@ -11,6 +11,7 @@ import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
+from sandboxes.backends.ray_names import NodeInfo
 from sandboxes.errors import EngineUnavailable, NoCapacity
 from sandboxes.lifecycle import Changed
 from sandboxes.observer import NullObserver
@@ -20,6 +21,7 @@ from tests.toolhost.managed import ManagedHost, key_of, managed, tokens_file
 from toolhost.auth import Scope
 from toolhost.config import load
 from toolhost.errors import ConfigurationError
+from toolhost.metrics import Metrics
 from toolhost.tracing import Traces, traces
 
 
@@ -97,7 +99,8 @@ async def test_every_metric_is_explained_and_every_explained_one_is_there(tmp_pa
     async with managed(tmp_path) as host:
         await host.run("a")
         text = (await host.ask("/metrics")).body.decode()
-    there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE toolhost_")}
+    lines = [*text.splitlines(), *of_nodes()]
+    there = {line.split()[2] for line in lines if line.startswith("# TYPE toolhost_")}
     assert explained == {name for name in there if not name.endswith("_created")}
 
 
@@ -212,3 +215,32 @@ def test_traces_without_their_extra_say_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigurationError, match=r"toolhost\[otel\]"):
         traces(load(flags={"telemetry": {"traces": True}}))
+
+
+class TwoNodes:
+    head_answers = False
+
+    def nodes(self) -> list[NodeInfo]:
+        return [
+            NodeInfo("10.0.0.1:7000/aaaaaaaaaaaa", "10.0.0.1", True, capacity=50, sandboxes=20),
+            NodeInfo("10.0.0.2/bbbbbbbbbbbb", "10.0.0.2", False, True, capacity=50, problem="no bubblewrap"),
+        ]
+
+
+def of_nodes() -> list[str]:
+    metrics = Metrics()
+    metrics.watch_nodes(TwoNodes())
+    return metrics.render().decode().splitlines()
+
+
+def test_nodes_of_a_cluster_are_told_one_by_one() -> None:
+    lines = of_nodes()
+    for line in (
+        "toolhost_cluster_head_up 0.0",
+        'toolhost_node_up{node="10.0.0.1"} 1.0',
+        'toolhost_node_up{node="10.0.0.2"} 0.0',
+        'toolhost_node_draining{node="10.0.0.2"} 1.0',
+        'toolhost_node_sandboxes{node="10.0.0.1"} 20.0',
+        'toolhost_node_sandboxes_limit{node="10.0.0.1"} 50.0',
+    ):
+        assert line in lines

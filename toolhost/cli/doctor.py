@@ -25,7 +25,7 @@ from sandboxes.environment import Status, environment_status
 from sandboxes.errors import SandboxError
 from sandboxes.owner import Owner
 from sandboxes.stores.base import Store
-from toolhost.backends import create_backend, create_store
+from toolhost.backends import create_backend, create_store, owner_of
 from toolhost.cli.doctor_vllm import check_vllm, request_to_try, vllm_command
 from toolhost.cli.findings import Finding
 from toolhost.cli.serve import listening
@@ -121,6 +121,8 @@ def _state_dir(settings: Settings) -> Iterator[Finding]:
 
 
 def _environment(settings: Settings) -> Iterator[Finding]:
+    if settings.sandbox.backend == "ray":
+        return  # each node has its own, and its NodeHost says what is wrong with it
     place = settings.environment_dir
     status = environment_status(place)
     if status is Status.READY:
@@ -132,12 +134,20 @@ def _environment(settings: Settings) -> Iterator[Finding]:
 
 
 def _backend(settings: Settings) -> Iterator[Finding]:
-    # An owner and a state directory made up for this: looking must not make the real ones.
-    owner = Owner("doctor", b"doctor")
     try:
-        with tempfile.TemporaryDirectory(prefix="toolhost-doctor-") as directory:
-            backend = create_backend(settings.model_copy(update={"state_dir": Path(directory)}), owner)
+        if settings.sandbox.backend == "ray":
+            if (refusal := _cluster_owner(settings)) is not None:
+                yield refusal
+                return
+            # The nodes are those of the real owner: one that was made up would be given NodeHosts of its own there.
+            backend = create_backend(settings, owner_of(settings))
             problems, missing = asyncio.run(_probe(backend))
+        else:
+            # An owner and a state directory made up for this: looking must not make the real ones.
+            owner = Owner("doctor", b"doctor")
+            with tempfile.TemporaryDirectory(prefix="toolhost-doctor-") as directory:
+                backend = create_backend(settings.model_copy(update={"state_dir": Path(directory)}), owner)
+                problems, missing = asyncio.run(_probe(backend))
     except (ConfigurationError, SandboxError) as error:
         yield Finding("isolation", "wrong", error.message)
         return
@@ -150,6 +160,19 @@ def _backend(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "isolation gaps", "weak", what, "see docs/isolation.md for what each means, and for what gives it"
         )
+
+
+def _cluster_owner(settings: Settings) -> Finding | None:
+    """What is wrong with the file that makes this host one of the cluster's; None when it can be read."""
+    file = settings.ray.owner_file or settings.state_dir / "owner"
+    mend = "copy it from another tool host of the cluster, mode 0600; the first one makes it when it starts"
+    if not file.exists():
+        return Finding("cluster", "wrong", f"there is no owner file {file}", mend)
+    try:
+        owner_of(settings)
+    except (OSError, ValueError) as error:
+        return Finding("cluster", "wrong", f"the owner file {file} cannot be read: {error}", mend)
+    return None
 
 
 async def _probe(backend: Backend) -> tuple[Sequence[Problem], frozenset[str]]:
