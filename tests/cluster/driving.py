@@ -31,11 +31,11 @@ class Failed(Exception):
 class Driver:
     """A replica on the edge, opened."""
 
-    def __init__(self, cluster: Cluster, ledger: str = "") -> None:
+    def __init__(self, cluster: Cluster) -> None:
         directory = ray_host.prepare(cluster)
         self._running = cluster.popen(
             cluster.edge,
-            [sys.executable, "-m", "tests.cluster.replica", str(directory), ledger],
+            [sys.executable, "-m", "tests.cluster.replica", str(directory)],
             environment={"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -59,9 +59,6 @@ class Driver:
     def call(self, op: str, /, **arguments: Any) -> Any:
         return self.begin(op, **arguments).result(CALL_S)
 
-    def run(self, session: str, code: str, **options: Any) -> Any:
-        return self.call("run", session=session, code=code, **options)
-
     def kill(self) -> None:
         self._running.kill()
         self._running.wait(30)
@@ -80,18 +77,17 @@ class Driver:
 
 
 @contextlib.contextmanager
-def replica(cluster: Cluster, ledger: str = "") -> Iterator[Driver]:
-    """One that is ended at the end; its sandboxes are destroyed."""
-    driver = Driver(cluster, ledger)
+def replica(cluster: Cluster) -> Iterator[Driver]:
+    """One that is ended at the end. Its sandboxes live on."""
+    driver = Driver(cluster)
     try:
         yield driver
-        driver.call("destroy_all")
     finally:
         driver.kill()
 
 
 def within(bound_s: float, condition: Callable[[], Any], what: str) -> float:
-    """Waits until it holds; returns how long that took. The bounds are the contract's, and tests stay well below."""
+    """Waits until it holds; returns how long that took, in seconds."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < bound_s, f"not within {bound_s:g} s: {what}"
