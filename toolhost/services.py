@@ -23,12 +23,14 @@ from sandboxes.spec import SessionKey, SessionRequest
 from toolhost import auth as authentication
 from toolhost.admin import AllSessions
 from toolhost.backends import create_backend, create_store, manager_settings, owner_of
+from toolhost.browsing.service import search_options
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
 from toolhost.metrics import Metrics
 from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
+from toolhost.search.auto import without_client
 from toolhost.telemetry import LogObserver
 from toolhost.tracing import Traces, traces
 
@@ -95,10 +97,15 @@ class Services:
         self._opened = True
 
     def notices(self) -> list[str]:
-        """Lines for people at the start: how well sandboxes are isolated, and who may connect. After `open`."""
+        """Lines for people at the start: how sandboxes are isolated, who may connect, what is missing. After `open`."""
         lines = [] if self.backend is None else [isolation(self.backend)]
         if self.auth.open and not self.settings.server.loopback:
             lines.append("WARNING: no tokens (--insecure): whoever reaches this port runs code in your sandboxes.")
+        if "browser" in self.namespaces:
+            lines += [
+                f"WARNING: search by {name} is configured, and its client is missing: pip install 'toolhost[{name}]'."
+                for name in without_client(search_options(self.settings))
+            ]
         return lines
 
     def kept(self) -> int:
@@ -157,7 +164,7 @@ def only_host(state_dir: Path) -> Iterator[None]:
 
     The lock goes with the process, however it ends. Raises StateDirectoryTaken, ConfigurationError.
     """
-    lock = FileLock(state_dir / "lock")
+    lock = FileLock(state_dir / "lock", mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:

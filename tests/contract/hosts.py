@@ -13,7 +13,7 @@ from sandboxes.testing.fake_backend import FakeBackend, FakeEngine
 from sandboxes.testing.host import SuiteHost
 from tests.sandboxes.backends import bubblewrap_host, docker_host
 
-GRACE_S = 0.3
+GRACE_S = docker_host.GRACE_S
 
 
 def fake(directory: Path) -> SuiteHost:

@@ -16,6 +16,7 @@ import typer
 
 from toolhost.admin_client import token_of, url_of
 from toolhost.cli.checks import secret, session_id, utf8
+from toolhost.cli.printable import echo
 from toolhost.cli.serve import fail
 from toolhost.config import load
 from toolhost.errors import ConfigurationError
@@ -45,6 +46,8 @@ def call(
 ) -> None:
     """Call a tool of a running host and print what a model would read.
 
+    On a terminal, characters that would command it are left out.
+
     Two calls with one --session share state:
 
       toolhost call --session demo "x = 41"
@@ -67,7 +70,7 @@ def call(
     if token is not None:
         headers["authorization"] = f"Bearer {token}"
     answer, is_error = _ask(f"{base}/{quote(namespace, safe='')}/sse", headers, name, arguments)
-    typer.echo(answer)
+    echo(answer)
     raise typer.Exit(CALL_FAILED if is_error else 0)
 
 

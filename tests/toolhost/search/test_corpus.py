@@ -232,6 +232,19 @@ def test_a_pdf_is_found_by_page(corpus: Corpus, folder: Path) -> None:
     assert document.text.split("\n")[hit.line : hit.line + 2] == ["[Page 2]", "about flamingos"]
 
 
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_the_index_is_its_owners_alone(tmp_path: Path, folder: Path, before: int | None) -> None:
+    path = tmp_path / "index.sqlite"
+    if before is not None:
+        path.touch(before)
+    corpus = Corpus(path, FileConverter())
+    corpus.add(folder)
+    assert {name.name: oct(name.stat().st_mode & 0o077) for name in tmp_path.glob("index*")} == {
+        f"index.sqlite{ending}": "0o0" for ending in ("", "-wal", "-shm")
+    }
+    corpus.close()
+
+
 async def test_search_open_find_and_links_without_key_or_network(corpus: Corpus, folder: Path) -> None:
     corpus.add(folder)
     chain = SearchChain([CorpusSearch(corpus)])
