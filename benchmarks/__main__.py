@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import machine, report
 from benchmarks.bench import Bench, missing
-from benchmarks.cases import browser, gateway, growth, load, memory, start, warm
+from benchmarks.cases import browser, cluster, gateway, growth, load, memory, start, warm
 from benchmarks.tables import Table
 
 CASES = {
@@ -31,6 +31,7 @@ CASES = {
     "growth": growth.run,
     "browser": browser.run,
     "gateway": gateway.run,
+    "cluster": cluster.run,
 }
 OUTPUT = Path(".cache") / "benchmarks"
 LONGEST_S = 400.0  # one case

@@ -6,6 +6,7 @@ Only for benchmarks: it trusts the server, and reads chunked answers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -32,9 +33,11 @@ class StreamClient:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+            with contextlib.suppress(OSError):  # the server may have closed first
+                await self._writer.wait_closed()
         self._reader = self._writer = None
 
     async def post(self, body: Mapping[str, Any]) -> Streamed:
@@ -42,6 +45,7 @@ class StreamClient:
         data = json.dumps(dict(body)).encode()
         head = f"POST {self._path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nContent-Type: application/json\r\n"
         if self._reader is None or self._writer is None or self._reader.at_eof():
+            await self.close()
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         began = time.perf_counter()
         self._writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
@@ -58,7 +62,7 @@ class StreamClient:
                 first = time.perf_counter() - began
         content = _unchunked(bytes(received))
         if not first or not content.endswith(DONE):
-            raise RuntimeError(f"not a whole stream with text: {content[-500:]!r}")
+            raise RuntimeError(f"not a whole stream with text: {content[content.rfind(b'error') :][:300]!r}")
         return Streamed(first, [json.loads(line[6:]) for line in content.split(b"\n") if line[:7] == b"data: {"])
 
 

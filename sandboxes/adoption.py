@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sandboxes.calls import Calls
 from sandboxes.client import Hello
-from sandboxes.errors import SandboxError, StateLost, WireError
+from sandboxes.errors import EngineUnavailable, SandboxError, StateLost, WireError
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import OVER, CloseReason, Phase
 from sandboxes.sandbox import Sandbox
@@ -26,6 +27,7 @@ from sandboxes.starter import Starter
 from sandboxes.stores.base import SessionFilter, SessionRecord
 
 AT_ONCE = 16
+ASKS = 3  # of the engine, each with its deadline
 GONE = "the sandbox did not outlive a stop of the tool host; variables are lost, files are kept"
 
 
@@ -48,7 +50,7 @@ class _Claim:
 async def adopt(keeper: Keeper, calls: Calls, starter: Starter) -> Adopted:
     """Raises EngineUnavailable or StoreUnavailable: then the host does not start."""
     adopted = Adopted()
-    handles = await keeper.engine.list_owned()
+    handles = await _owned(keeper)
     records = {claim_text(record): record for record in await keeper.store.list(SessionFilter(limit=1_000_000))}
     gate = asyncio.Semaphore(AT_ONCE)
 
@@ -70,6 +72,16 @@ async def adopt(keeper: Keeper, calls: Calls, starter: Starter) -> Adopted:
     await asyncio.gather(*(_remove(keeper, handle, gate) for handle in unclaimed))
     adopted.removed = len(unclaimed)
     return adopted
+
+
+async def _owned(keeper: Keeper) -> Sequence[Handle]:
+    """Asks more than once: an engine that is busy when a host starts, as after a crash of both, answers in the end."""
+    for _ in range(ASKS - 1):
+        try:
+            return await keeper.engine.list_owned()
+        except EngineUnavailable as error:
+            keeper.observer.failed("adoption", error)
+    return await keeper.engine.list_owned()
 
 
 async def _ask(keeper: Keeper, handle: Handle, records: dict[str, SessionRecord]) -> tuple[str, _Claim] | Handle:

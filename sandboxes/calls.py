@@ -40,12 +40,16 @@ from sandboxes.events import ExecutionEvent, OnEvent, Queued, Started
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import LIVE, OVER, Phase, Transition
 from sandboxes.receipts import lost_outcome, never_started_outcome, of_memory
+from sandboxes.records import lost_fate
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Run, Session
 from sandboxes.spec import Cause, CauseKind, Ending, Execution, Outcome, State
 from sandboxes.starter import SessionOver, Starter
 from sandboxes.stores.base import AttemptRecord
 
+CLOCKS_S = 5.0  # by which the clocks of two machines may differ
+COLLECT_TRIES = 20
+COLLECT_PAUSE_S = 0.1
 _CUT_SHORT = (Ending.KILLED, Ending.INTERRUPTED, Ending.TIMED_OUT)
 _NOT_REACHED = "the tool host stopped before this call reached the sandbox; nothing ran: the same attempt id runs it"
 
@@ -146,6 +150,17 @@ class Calls:
             if session.phase not in OVER:  # else its sandbox is being ended, and the code with it
                 raise
 
+    async def interrupt(self, session: Session) -> bool:
+        """Ends what runs in the sandbox, whichever host's call it is, by the ladder; False when nothing runs."""
+        sandbox = await self._starter.reached(session)
+        if sandbox is None:
+            return False
+        running = (await (await sandbox.client()).status()).get("running")
+        if not isinstance(running, str):
+            return False
+        await sandbox.cancel(running, "operator")
+        return True
+
     async def collect(self, session: Session, attempt_id: str) -> Outcome:
         """The outcome of an attempt of an open session. Raises AttemptUnknown, AttemptExpired, ChannelLost."""
         run = session.runs.get(attempt_id)
@@ -155,21 +170,59 @@ class Calls:
         known = await self._keeper.store.attempt(session.key, attempt_id)
         if known is not None and (known.receipt is not None):
             return kept(known)
-        sandbox = session.sandbox
         try:
+            sandbox = await self._starter.reached(session)
             if sandbox is None:
                 raise AttemptUnknown("no attempt of this id is known in this session")
             outcome = await sandbox.attach(attempt_id, self._bound(None))
         except AttemptUnknown:
             if known is None:
                 raise
+            if (settled := await self._settled_meanwhile(session, known)) is not None:
+                return settled
             if sandbox is not None and known.incarnation == session.record.incarnation:
+                if self._may_have_run_before(session, known, sandbox):
+                    return await self._settled_lost(session, known)
                 return never_started_outcome(session.record, known, self._keeper.clock.now(), _NOT_REACHED, cause=None)
             raise AttemptExpired("this attempt's result is no longer kept", attempt=attempt_id) from None
+        except StateLost as error:
+            lost = await self._lost_with(session, attempt_id, error)
+            if lost is None:
+                raise
+            return lost
         self._note(session, outcome)
         run = Run(attempt_id, outcome.receipt.digest, None, outcome.receipt.queued_at, outcome=outcome)
         await self._keeper.settle([(session, run)])
         return outcome
+
+    async def clear_up(self, session: Session) -> None:
+        """What a host that is gone had running or kept in the session's sandbox, or had registered and never sent, gets
+        into the ledger. While another host has the session in use, it may be that one's: then later."""
+        session.unclear, cleared = False, False
+        try:
+            cleared = await self._clear_up(session)
+        finally:
+            session.unclear = session.unclear or not cleared
+
+    async def _clear_up(self, session: Session) -> bool:
+        sandbox, keeper = session.sandbox, self._keeper
+        if sandbox is None or not sandbox.connected:
+            return False
+        hello = (await sandbox.client()).hello
+        unsettled = {a.attempt_id: a for a in await keeper.store.attempts(session.key, limit=1000, unsettled=True)}
+        if not await keeper.records.alone(session):  # asked last: who registers an attempt holds the session before
+            return False
+        inside = [*hello.kept, *([hello.running] if hello.running is not None else [])]
+        for attempt_id in dict.fromkeys([*inside, *unsettled]):
+            known = unsettled.get(attempt_id) or await keeper.store.attempt(session.key, attempt_id)
+            if attempt_id in session.runs or (known is not None and known.receipt is not None):
+                continue
+            if known is not None and attempt_id not in inside and self._may_have_run_before(session, known, sandbox):
+                await self._settled_lost(session, known)
+                continue
+            digest, at = (known.digest, known.registered_at) if known else ("", keeper.clock.now())
+            self.take_over(session, attempt_id, digest, at)
+        return True
 
     def take_over(self, session: Session, attempt_id: str, digest: str, queued_at: float) -> Run:
         """After a restart: joins what runs inside, or fetches what was kept, so that it gets into the ledger."""
@@ -199,18 +252,23 @@ class Calls:
         return Bound(timeout_s, settings.grace_step_s)
 
     async def _perform(self, session: Session, run: Run) -> Outcome:
-        execution = run.execution
+        execution, keeper = run.execution, self._keeper
         assert execution is not None
         async with self._turn(session, run):
+            if keeper.records.shared and not await keeper.records.hold(session):
+                raise SessionOver
             if execution.attempt_id and session.phase is not Phase.IDLE:  # what is known starts no sandbox
                 known = await self._known(session, run)
                 if known is not None:
                     return known
             sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
+            if session.unclear:
+                session.unclear = False
+                keeper.spawn(self.clear_up(session), "clear-up")
             run.registered = True
             if execution.attempt_id:
-                record = self._keeper.record_of(session, run)
-                registered = await self._keeper.store.register(record)
+                record = keeper.record_of(session, run)
+                registered = await keeper.store.register(record)
                 run.fresh = registered == record
                 if (known := self._settled(session, run, registered)) is not None:
                     return known
@@ -218,6 +276,11 @@ class Calls:
                     sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
                     if not run.fresh and (known := await self._known(session, run)) is not None:
                         return known
+                if not run.fresh and self._may_have_run_before(session, registered, sandbox):
+                    with contextlib.suppress(AttemptUnknown):  # unless this very sandbox has it
+                        outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
+                        return self._finish(session, run, outcome)
+                    return await self._settled_lost(session, registered)
             if run.cancelled:
                 return self._never_started(session, run, "the call was cancelled before its code ran")
             if session.phase in OVER:
@@ -258,7 +321,14 @@ class Calls:
             )
             if outcome.receipt.ending is Ending.KILLED:
                 outcome = await self._explained(sandbox, outcome)
+        except AttemptUnknown:
+            # Another host has joined it after a break, and has committed its outcome.
+            known = await keeper.store.attempt(session.key, run.attempt_id)
+            if known is None or known.outcome is None:
+                raise
+            outcome = known.outcome
         except StateLost as error:
+            await keeper.records.looked(session, error)
             outcome = self._lost(session, run, error, started)
         except ChannelLost as error:
             if session.phase not in OVER:  # else it is the end of the session that broke the connection
@@ -332,8 +402,8 @@ class Calls:
         if closing:
             note = _ended_note(session)
         else:
-            note = f"the sandbox was lost while the code ran: {error.message}; variables are lost, files are kept"
-            keeper.lose(session, f"the sandbox is gone: {error.message}", tell=not run.waiters)
+            note = f"the sandbox was lost while the code ran: {error.message}; {lost_fate(error)}"
+            keeper.lose(session, f"the sandbox is gone: {error.message}", tell=not run.waiters, error=error)
         return lost_outcome(
             session.record,
             keeper.record_of(session, run),
@@ -386,6 +456,7 @@ class Calls:
             try:
                 outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
             except StateLost as error:
+                await keeper.records.looked(session, error)
                 outcome = self._lost(session, run, error, [])
             except ChannelLost as error:
                 if session.phase not in OVER:
@@ -429,6 +500,45 @@ class Calls:
         finally:
             if run in session.queue:
                 session.queue.remove(run)
+
+    def _may_have_run_before(self, session: Session, known: AttemptRecord, sandbox: Sandbox) -> bool:
+        """Whether an attempt that this sandbox does not know may have run in an earlier one, that was lost while
+        another host had the attempt: that host then had no time to say so."""
+        shared, earlier = self._keeper.records.shared, session.record.epoch > 1
+        return shared and earlier and known.registered_at < sandbox.handle.created_at + CLOCKS_S
+
+    async def _settled_lost(self, session: Session, known: AttemptRecord) -> Outcome:
+        keeper = self._keeper
+        outcome = lost_outcome(session.record, known, keeper.clock.now())
+        await keeper.store.settle(dataclasses.replace(known, outcome=outcome))
+        settled = await keeper.store.attempt(session.key, known.attempt_id)
+        return outcome if settled is None else kept(settled)
+
+    async def _settled_meanwhile(self, session: Session, known: AttemptRecord) -> Outcome | None:
+        """The outcome of an attempt that is registered and not in the sandbox. Where another host has the session in
+        use it may be about to send it, or have just committed it."""
+        records, store = self._keeper.records, self._keeper.store
+        for _ in range(COLLECT_TRIES if records.shared else 0):
+            again = await store.attempt(session.key, known.attempt_id)
+            if again is not None and again.receipt is not None:
+                return kept(again)
+            if await records.alone(session):
+                return None
+            await asyncio.sleep(COLLECT_PAUSE_S)
+        return None
+
+    async def _lost_with(self, session: Session, attempt_id: str, error: StateLost) -> Outcome | None:
+        """The outcome of an attempt whose sandbox turned out to be gone."""
+        keeper = self._keeper
+        if not keeper.records.shared:
+            return None
+        await keeper.records.looked(session, error)
+        if session.phase is Phase.IDLE:
+            keeper.lose(session, f"the sandbox is gone: {error.message}", error=error)
+        if session.disposal is not None:
+            await asyncio.shield(session.disposal)
+        known = await keeper.store.attempt(session.key, attempt_id)
+        return None if known is None or known.receipt is None else kept(known)
 
     def _ended(self, session: Session, run: Run, task: asyncio.Task[Outcome]) -> None:
         if run in session.queue:  # it was cancelled before it began

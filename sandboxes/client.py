@@ -100,8 +100,8 @@ class _Waiter:
 class _Execution:
     """Who waits for one execution. The frames on its way are dealt with as they come, and output is never kept.
 
-    After `accepted` an earlier execution may still run (this one then waits its turn inside): its own bound begins
-    when it started. `late` is called when the time is over.
+    After `accepted` an earlier execution may still run, perhaps another host's (this one then waits its turn inside):
+    its own bound begins when it started. `late` is called when the time is over.
     """
 
     def __init__(self, attempt: str, bound: Bound, on_event: OnEvent | None, late: Callable[[], object]) -> None:
@@ -111,7 +111,8 @@ class _Execution:
         self._on_event = on_event
         self._late = late
         self._replies = 0
-        self.started = False
+        self.accepted = self.started = False
+        self.asking: asyncio.Task[None] | None = None  # whether it waits its turn
         self._loop = loop
         self._until = loop.time() + REPLY_S
         self._timer = loop.call_at(self._until, self._due)
@@ -130,6 +131,7 @@ class _Execution:
         if self._replies > REPLIES_AHEAD:
             raise WireError("the agent sent more replies than a request has")
         if kind == "accepted":
+            self.accepted = True
             self._until = self._loop.time() + START_S + self._bound.backstop_s
         elif kind == "started":
             started = _read_started(self._attempt, frame)
@@ -148,6 +150,13 @@ class _Execution:
 
     def close(self) -> None:
         self._timer.cancel()
+        if self.asking is not None:
+            self.asking.cancel()
+
+    def wait_on(self, seconds: float) -> None:
+        """It has so much more time."""
+        self._until = max(self._until, self._loop.time() + seconds)
+        self._timer = self._loop.call_at(self._until, self._due)
 
     def _due(self) -> None:
         if self._loop.time() < self._until:
@@ -350,7 +359,7 @@ class AgentClient:
         session: str | None = None,
     ) -> Outcome:
         ident, line = self._line(request)
-        waiter = self._waiters[ident] = _Execution(attempt, bound, on_event, self._stalled)
+        waiter = self._waiters[ident] = _Execution(attempt, bound, on_event, lambda: self._late(waiter, attempt))
         try:
             self._channel.writer.write(line)
             frame = await waiter.end
@@ -366,6 +375,24 @@ class AgentClient:
         if on_event is not None and not waiter.started and outcome.receipt.started_at is not None:
             on_event(Started(attempt, outcome.receipt.epoch, outcome.receipt.sequence))  # it was too short to be told
         return outcome
+
+    def _late(self, waiter: _Execution, attempt: str) -> None:
+        if waiter.accepted and not waiter.started:
+            waiter.asking = asyncio.create_task(self._ask_turn(waiter, attempt), name="agent-turn")
+        else:
+            self._stalled()
+
+    async def _ask_turn(self, waiter: _Execution, attempt: str) -> None:
+        """It has not started: as long as the agent answers, and another one runs, it waits its turn."""
+        try:
+            running = (await self.status()).get("running")
+        except SandboxError as error:
+            self._fail(error)
+            return
+        if waiter.started or running not in (None, attempt):
+            waiter.wait_on(START_S)
+        else:
+            self._stalled()
 
     def _send(self, kind: str, /, **fields: object) -> tuple[int, _Waiter]:
         ident, line = self._line({"t": kind, "id": 0, **fields})

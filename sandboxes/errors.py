@@ -118,5 +118,9 @@ class StoreConflict(SandboxError):
     """A compare-and-set found another value than the expected one."""
 
 
+class SessionHeld(StoreConflict):
+    """Another replica that lives has this session in use."""
+
+
 class StoreUnavailable(SandboxError):
     """The store cannot be written or read (disk full, locked, damaged)."""

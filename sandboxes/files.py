@@ -15,9 +15,8 @@ from sandboxes.agent import wire
 from sandboxes.client import AgentClient
 from sandboxes.errors import CallRefused, SandboxError, SessionUnknown, WireError
 from sandboxes.keeper import Keeper
-from sandboxes.lifecycle import OVER
 from sandboxes.spec import SessionRequest
-from sandboxes.starter import Starter
+from sandboxes.starter import SessionOver, Starter
 
 UPLOADS = ".uploads"  # where the agent keeps what is not complete yet
 
@@ -52,8 +51,8 @@ class SessionFiles:
         self._request = request
 
     async def list(self, path: str = ".") -> Listing:
-        client = await self._client()
-        entries, complete = await client.list_files(path)
+        async with self._working() as client:
+            entries, complete = await client.list_files(path)
         try:
             return Listing([_read_info(entry) for entry in entries], complete)
         except ValueError as error:
@@ -61,45 +60,51 @@ class SessionFiles:
 
     async def get(self, path: str, max_bytes: int) -> AsyncIterator[bytes]:
         """The pieces of a file. Refused when it is larger."""
-        client = await self._client()
-        async for piece in client.get_file(path, max_bytes):
-            yield piece
+        async with self._working() as client:
+            async for piece in client.get_file(path, max_bytes):
+                yield piece
 
     async def tar(self, path: str, max_bytes: int) -> AsyncIterator[bytes]:
         """An archive of a directory, in pieces."""
-        client = await self._client()
-        async for piece in client.get_file(path, max_bytes, op="tar"):
-            yield piece
+        async with self._working() as client:
+            async for piece in client.get_file(path, max_bytes, op="tar"):
+                yield piece
 
     async def put(self, path: str, pieces: AsyncIterable[bytes], max_bytes: int) -> int:
         """Writes a file, aside and then renamed. Makes the session where there is none. Returns its size.
 
         Nothing is left of an upload that ends early: too large, refused, or its pieces raise.
         """
-        client = await self._client(create=True)
         upload = secrets.token_hex(8)
-        try:
-            return await _send(client, path, upload, pieces, max_bytes)
-        except BaseException:
-            with contextlib.suppress(SandboxError):
-                await client.remove_file(f"{UPLOADS}/{upload}")
-            raise
+        async with self._working(create=True) as client:
+            try:
+                return await _send(client, path, upload, pieces, max_bytes)
+            except BaseException:
+                with contextlib.suppress(SandboxError):
+                    await client.remove_file(f"{UPLOADS}/{upload}")
+                raise
 
     async def remove(self, path: str) -> None:
-        await (await self._client()).remove_file(path)
+        async with self._working() as client:
+            await client.remove_file(path)
 
-    async def _client(self, *, create: bool = False) -> AgentClient:
-        session = self._keeper.sessions.get(self._request.key)
-        if session is None or session.phase in OVER:
+    @contextlib.asynccontextmanager
+    async def _working(self, *, create: bool = False) -> AsyncIterator[AgentClient]:
+        session = await self._keeper.reach(self._request.key)
+        if session is None:
             if not create:
                 raise SessionUnknown("no open session of this key is known", session=str(self._request.key))
             session = await self._keeper.open(self._request)
         session.touch(self._keeper.clock.now())
-        sandbox = session.sandbox
-        if sandbox is None or not sandbox.connected:
-            async with session.turn:
-                sandbox = await self._starter.ensure(session, lambda position: None)
-        return await sandbox.client()
+        with session.until_closed():
+            sandbox = session.sandbox
+            if sandbox is None or not sandbox.connected:
+                async with session.turn:
+                    try:
+                        sandbox = await self._starter.ensure(session, lambda position: None)
+                    except SessionOver:
+                        raise SessionUnknown("the session was closed meanwhile", session=str(session.key)) from None
+            yield await sandbox.client()
 
 
 async def _send(client: AgentClient, path: str, upload: str, pieces: AsyncIterable[bytes], max_bytes: int) -> int:

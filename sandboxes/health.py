@@ -9,7 +9,7 @@ import asyncio
 import secrets
 
 from sandboxes.client import Bound
-from sandboxes.errors import SandboxError
+from sandboxes.errors import EngineUnavailable, SandboxError
 from sandboxes.keeper import Keeper
 from sandboxes.sandbox import Sandbox
 from sandboxes.spec import Execution, KeyKind, PythonCall, SessionKey
@@ -20,7 +20,8 @@ TIMEOUT_S = 10.0
 
 
 class Health:
-    """Checks are single-flight, and their result is kept for `health_kept_s`. Its sandbox is beyond the caps."""
+    """Checks are single-flight, and their result is kept for a while: `health_kept_s`, a failure for
+    `health_failed_kept_s`. Its sandbox is beyond the caps."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -39,15 +40,21 @@ class Health:
 
     async def _check(self) -> None:
         result: SandboxError | None = None
+        settings = self._keeper.settings
         try:
-            await self._keeper.store.put_parts(KEY, "health", {"": b""})
-            await self._run_code()
+            async with asyncio.timeout(settings.health_s):
+                await self._keeper.store.put_parts(KEY, "health", {"": b""})
+                await self._run_code()
+        except TimeoutError:
+            result = EngineUnavailable(f"a check that runs code did not end in {settings.health_s:g} s")
         except SandboxError as error:
             result = error
-            self._keeper.observer.failed("health", error)
         finally:
+            if result is not None:
+                self._keeper.observer.failed("health", result)
             self._result = result
-            self._until = self._keeper.clock.now() + self._keeper.settings.health_kept_s
+            kept_s = settings.health_kept_s if result is None else settings.health_failed_kept_s
+            self._until = self._keeper.clock.now() + min(kept_s, settings.health_kept_s)
             self._checking = None
 
     async def _run_code(self) -> None:

@@ -17,11 +17,12 @@ from collections.abc import Coroutine, Sequence
 from sandboxes.admission import Admission
 from sandboxes.clock import Clock
 from sandboxes.engine import Engine
-from sandboxes.errors import NoCapacity, SandboxError, StoreConflict
+from sandboxes.errors import NoCapacity, SandboxError, StoreConflict, StoreUnavailable
 from sandboxes.lifecycle import LIVE, OVER, Changed, CloseReason, Phase, Transition
 from sandboxes.observer import Observer
 from sandboxes.owner import Owner
 from sandboxes.receipts import lost_outcome
+from sandboxes.records import Records, lost_fate, newest_phase, over
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Run, Session
 from sandboxes.settings import ManagerSettings
@@ -29,6 +30,8 @@ from sandboxes.spec import Handle, Retention, SessionKey, SessionRequest
 from sandboxes.stores.base import AttemptRecord, SessionRecord, Store
 
 SETTLE_DELAY_S = 0.025  # outcomes of so long share one commit, unless somebody waits for it
+CLOSING_S = 5.0  # another host's closing of a session is waited for so long, then finished by this one
+CLOSING_POLL_S = 0.02
 MAX_LATE = 64  # outcomes of one session that wait in memory for a store that cannot be written
 
 WHY_CLOSED = {
@@ -51,6 +54,7 @@ class Keeper:
         *,
         engine: Engine,
         store: Store,
+        records: Records,
         owner: Owner,
         settings: ManagerSettings,
         clock: Clock,
@@ -59,6 +63,7 @@ class Keeper:
     ) -> None:
         self.engine = engine
         self.store = store
+        self.records = records
         self.owner = owner
         self.settings = settings
         self.clock = clock
@@ -134,30 +139,126 @@ class Keeper:
             raise NoCapacity(f"at capacity: {len(self.sessions)} sessions are open; try again later", retry_after_s=30)
         for unsaved in [session for session in self.unsaved if session.key == request.key]:
             await self.save(unsaved)
+        if self.records.shared:
+            return await self._open_shared(request)
         earlier = await self.store.get(request.key)
-        lost_reason = None
         if earlier is not None and earlier.closed_at is None:
-            lost_reason = earlier.lost_reason
             record = dataclasses.replace(earlier, phase=Phase.LOST.value, handle=None)
         else:
-            if earlier is not None and (earlier.epoch or earlier.calls):
-                lost_reason = self._why_gone(earlier)
-            now = self.clock.now()
-            record = SessionRecord(
-                key=request.key,
-                retention=request.retention,
-                phase=Phase.NEW.value,
-                incarnation=secrets.token_hex(12),
-                created_at=now,
-                last_used_at=now,
-                ttl_s=self.bounded_ttl(request),
-                lost_reason=lost_reason,
-            )
+            record = self._new_record(request, earlier)
         session = Session(record, self._changed)
         session.dirty = True
         await self.save(session)
         self.sessions[request.key] = session
         return session
+
+    def _new_record(self, request: SessionRequest, earlier: SessionRecord | None) -> SessionRecord:
+        lost_reason = None
+        if earlier is not None and (earlier.epoch or earlier.calls):
+            lost_reason = self._why_gone(earlier)
+        now = self.clock.now()
+        return SessionRecord(
+            key=request.key,
+            retention=request.retention,
+            phase=Phase.NEW.value,
+            incarnation=secrets.token_hex(12),
+            created_at=now,
+            last_used_at=now,
+            ttl_s=self.bounded_ttl(request),
+            lost_reason=lost_reason,
+        )
+
+    # --- opening, where other hosts may have the session, too --------------------------------------------------------
+
+    async def _open_shared(self, request: SessionRequest) -> Session:
+        waited = 0.0
+        while True:
+            earlier = await self.store.get(request.key)
+            if (session := self.sessions.get(request.key)) is not None:
+                return session
+            if earlier is not None and not over(earlier):
+                return self.take_up(earlier)
+            if earlier is not None and earlier.closed_at is None:
+                if waited >= CLOSING_S:  # whoever closed it has died over it
+                    await self.finish_closing(earlier)
+                await asyncio.sleep(CLOSING_POLL_S)
+                waited += CLOSING_POLL_S
+                continue
+            try:
+                written = await self.store.put(self._new_record(request, earlier), expected_version=None)
+            except StoreConflict:
+                continue  # another host was faster: that one's session is this one
+            if request.key not in self.sessions:  # `reach` may have found it already
+                self.sessions[request.key] = Session(written, self._changed)
+            return self.sessions[request.key]
+
+    async def reach(self, key: SessionKey) -> Session | None:
+        """The open session of a key, also one that this host does not have yet; None when there is none.
+
+        Raises StoreUnavailable.
+        """
+        session = self.sessions.get(key)
+        if session is None and self.records.shared:
+            record = await self.store.get(key)
+            session = self.sessions.get(key)
+            if session is None and record is not None and not over(record):
+                return self.take_up(record)
+        return session if session is not None and session.phase not in OVER else None
+
+    def take_up(self, record: SessionRecord) -> Session:
+        """A copy of a session that another host has opened."""
+        session = self.adopt(dataclasses.replace(record, phase=newest_phase(record).value))
+        session.stored = record
+        session.unclear = True
+        self.run_on(session, record.handle)
+        return session
+
+    def run_on(self, session: Session, handle: Handle | None) -> None:
+        """The session's sandbox is this one, which is not connected yet."""
+        session.sandbox = None if handle is None else Sandbox(self.engine, handle)
+        if handle is not None and session.slot is None:
+            session.slot = self.admission.adopt(session.key.principal)
+
+    async def finish_closing(self, record: SessionRecord) -> None:
+        """Closes what another host, which died over it, had begun to close."""
+        session = Session(dataclasses.replace(record, phase=Phase.LOST.value), self._changed)
+        session.stored, session.ends = record, True
+        try:
+            reason = CloseReason(record.close_reason or "")
+        except ValueError:
+            reason = CloseReason.FAILED
+        self._begin_closing(session, reason)
+        await session.closed.wait()
+
+    def drop(self, session: Session) -> None:
+        """This copy is not needed here any more; the session goes on elsewhere."""
+        if session.dropped or session.phase in OVER:
+            return
+        session.dropped = True
+        if self.sessions.get(session.key) is session:
+            del self.sessions[session.key]
+        self.spawn(self._drop(session), "drop")
+
+    async def _drop(self, session: Session) -> None:
+        self.release(session)
+        for resource in session.resources.values():
+            await resource.close()
+        if session.sandbox is not None:
+            session.sandbox.on_lost = None
+            await session.sandbox.close()
+        if session.dirty:
+            await self.save(session)
+
+    def ended_elsewhere(self, session: Session, theirs: SessionRecord) -> None:
+        """Another host closes this session, or has closed it."""
+        if session.phase in OVER or session.dropped:
+            return
+        session.ends = False
+        try:
+            reason = CloseReason(theirs.close_reason or "")
+        except ValueError:
+            reason = CloseReason.FAILED
+        self._begin_closing(session, reason)
 
     def bounded_ttl(self, request: SessionRequest) -> float | None:
         """The idle time that a request may have: it narrows, within the operator's maximum."""
@@ -188,21 +289,10 @@ class Keeper:
             while session.dirty:
                 session.dirty = False
                 try:
-                    version = session.record.version
-                    written = await self.store.put(session.current(), expected_version=version or None)
-                except StoreConflict:
-                    session.dirty = True
-                    stored = await self.store.get(session.key)
-                    if stored is None or stored.incarnation != session.record.incarnation:
-                        raise
-                    session.record = dataclasses.replace(session.record, version=stored.version)
-                    if stored.version == version:
-                        raise
+                    await self.records.write(session)
                 except BaseException:
                     session.dirty = True
                     raise
-                else:
-                    session.record = dataclasses.replace(session.record, version=written.version)
 
     def save_soon(self, session: Session) -> None:
         if session.dirty and not session.saving.locked():
@@ -210,8 +300,9 @@ class Keeper:
 
     # --- losing ------------------------------------------------------------------------------------------------------
 
-    def lose(self, session: Session, reason: str, *, tell: bool = True) -> None:
-        """Its sandbox is gone, or cannot be trusted any more. Files are kept for the next one.
+    def lose(self, session: Session, reason: str, *, tell: bool = True, error: SandboxError | None = None) -> None:
+        """Its sandbox is gone, or cannot be trusted any more. Files are kept for the next one, unless `error` says that
+        its node is gone as well.
 
         `tell`: the next outcome says so; else the one that is about to be returned does.
         """
@@ -219,9 +310,18 @@ class Keeper:
             return
         sandbox, session.sandbox = session.sandbox, None
         session.change(Transition.LOSE, reason)
-        session.update(handle=None)
+        found = session.record.handle
+        if (
+            self.records.shared
+            and sandbox is not None
+            and found is not None
+            and found.sandbox_id != sandbox.handle.sandbox_id
+        ):
+            tell = False  # another host has started a new one already, and has told
+        else:
+            session.update(handle=None)
         if tell:
-            session.update(lost_reason=f"{reason}; variables are lost, files are kept")
+            session.update(lost_reason=f"{reason}; {lost_fate(error)}")
         session.disposal = asyncio.create_task(self._dispose(session, sandbox), name="dispose")
         self.save_soon(session)
 
@@ -229,7 +329,12 @@ class Keeper:
         await self.settled()  # what was answered a moment ago is nowhere else any more
         session.losses_open = True
         try:
-            await self.settle_lost(session)
+            if self.records.shared:
+                await self.save(session)
+            if session.phase in OVER and session.ends is False:
+                sandbox = None  # it is ended with the session, elsewhere
+            else:
+                await self.settle_lost(session)
         except SandboxError as error:
             self.observer.failed("store", error)
         if sandbox is not None:
@@ -238,8 +343,14 @@ class Keeper:
 
     async def settle_lost(self, session: Session) -> None:
         """Attempts that the ledger has as running, in a sandbox that is gone, end as lost: also one that is being sent
-        again just now. Raises StoreUnavailable; no other sandbox starts for the session before this has succeeded."""
-        for attempt in await self.store.attempts(session.key, limit=1000, unsettled=True):
+        again just now. Raises StoreUnavailable; no other sandbox starts for the session before this has succeeded.
+
+        While another host has the session in use they may be that one's, which does the same: then later.
+        """
+        unsettled = await self.store.attempts(session.key, limit=1000, unsettled=True)
+        if unsettled and not await self.records.alone(session):
+            session.unclear, unsettled = True, []
+        for attempt in unsettled:
             run = session.runs.get(attempt.attempt_id)
             if run is None or not (run is session.running or run.fresh or run.outcome is not None):
                 await self.store.settle(
@@ -274,13 +385,40 @@ class Keeper:
 
     def close(self, session: Session, reason: CloseReason) -> bool:
         """Begins to close a session; whether this call did. `session.closed` is set when it is over."""
-        if session.phase in OVER:
+        if session.phase in OVER or session.dropped:
             return False
+        if self.records.asks(session, reason):
+            if session.leaving is None:
+                session.leaving = self.spawn(self._leave(session, reason), "leave")
+            return True
+        self._begin_closing(session, reason)
+        return True
+
+    async def _leave(self, session: Session, reason: CloseReason) -> None:
+        """Closes it if nobody else has it in use; else it is only not needed here any more."""
+        try:
+            closes = await self.records.leave(session, reason)
+        except StoreUnavailable:
+            if reason is not CloseReason.IDLE:
+                session.grace_until = self.clock.now()  # a sweep tries again
+            raise
+        finally:
+            session.leaving = None
+        if session.phase in OVER:
+            return
+        if closes:
+            session.ends = True
+            self._begin_closing(session, reason)
+        elif session.attached or session.busy:
+            await self.records.settle_hold(session)
+        else:
+            self.drop(session)
+
+    def _begin_closing(self, session: Session, reason: CloseReason) -> None:
         session.end_note = f"the session was closed because {WHY_CLOSED[reason]}"
         session.change(Transition.CLOSE, reason.value)
         session.update(close_reason=reason.value)
         self.spawn(self._close(session), "close")
-        return True
 
     async def _close(self, session: Session) -> None:
         try:
@@ -291,14 +429,25 @@ class Keeper:
             session.closed.set()
 
     async def _end(self, session: Session) -> None:
-        self.save_soon(session)
+        if not self.records.shared:
+            self.save_soon(session)
         for run in session.queue:
             if run.task is not None and not run.registered:
                 run.task.cancel()
+        if session.ends is None:
+            session.ends = await self._ends(session)
         sandbox, session.sandbox = session.sandbox, None
         if session.disposal is not None:
             await asyncio.gather(session.disposal, return_exceptions=True)
-        if sandbox is not None:
+        handle = session.record.handle
+        if self.records.shared and handle is not None and (sandbox is None or sandbox.handle != handle):
+            if sandbox is not None:
+                await sandbox.close()
+            sandbox = Sandbox(self.engine, handle)
+        if not session.ends:
+            if sandbox is not None:
+                await sandbox.close()
+        elif sandbox is not None:
             await self.destroy(sandbox)
         elif session.record.workspace is not None:
             await self._remove_workspace(session.record.workspace)
@@ -310,12 +459,23 @@ class Keeper:
         await self.settled()  # whoever asks the closed session for an outcome asks the ledger
         self.release(session)
         session.change(Transition.FINISH)
+        if not session.ends:
+            session.dirty = False
+            return
         session.update(closed_at=self.clock.now(), handle=None)
         try:
             await self.save(session)
         except SandboxError as error:
             self.unsaved.append(session)
             self.observer.failed("store", error)
+
+    async def _ends(self, session: Session) -> bool:
+        """Whether this host ends what the session has. In doubt it does: to end something twice harms nobody."""
+        try:
+            return await self.records.closing(session)
+        except SandboxError as error:
+            self.observer.failed("store", error)
+            return True
 
     async def _remove_workspace(self, workspace: str) -> None:
         for ident, (handle, _) in self.doomed.items():

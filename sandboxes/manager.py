@@ -7,32 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from sandboxes.admission import Admission
 from sandboxes.adoption import Adopted, adopt
 from sandboxes.backends.base import Backend
 from sandboxes.calls import Calls, NotReached, kept
+from sandboxes.census import Census
 from sandboxes.clock import Clock, SystemClock
 from sandboxes.engine import Engine
 from sandboxes.errors import AttemptUnknown, CallRefused, SandboxError, SessionUnknown
 from sandboxes.events import OnEvent
 from sandboxes.files import SessionFiles
 from sandboxes.health import Health
+from sandboxes.joining import Joining
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import LIVE, OVER, CloseReason, Phase
 from sandboxes.observer import NullObserver, Observer
 from sandboxes.owner import Owner
 from sandboxes.pool import Pool
 from sandboxes.reaper import Reaper, due, eviction_order
+from sandboxes.records import Records
+from sandboxes.replicas import Replica
 from sandboxes.resources import Resource, ResourceFactory
 from sandboxes.sandbox import Sandbox
 from sandboxes.session import Run, Session, SessionInfo
 from sandboxes.settings import ManagerSettings
 from sandboxes.spec import Execution, Handle, KeyKind, Outcome, Retention, SessionKey, SessionRequest, Usage
 from sandboxes.starter import SessionOver, Starter
-from sandboxes.stores.base import AttemptRecord, SessionFilter, Store
+from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord, SharedStore, Store
+
+T = TypeVar("T")
 
 USAGE_S = 2.0
 USAGES_AT_ONCE = 16
@@ -72,9 +80,14 @@ class SessionManager:
             clock=clock,
             on_pressure=self._make_room,
         )
+        self._replica: Replica | None = None
+        if backend.shared and isinstance(store, SharedStore):  # else this host has the backend for itself
+            rested_s = min(settings.idle_s, settings.evict_after_s, settings.evict_retained_after_s) / 4
+            self._replica = Replica(store, observer, clock, beat_s=settings.beat_s, rested_s=rested_s)
         self._keeper = Keeper(
             engine=self._engine,
             store=store,
+            records=self._replica or Records(store),
             owner=owner,
             settings=settings,
             clock=clock,
@@ -90,9 +103,14 @@ class SessionManager:
             observer=observer,
         )
         self._admission.on_release = self._pool.notice
-        self._starter = Starter(self._keeper, self._pool)
+        joining = None if self._replica is None else Joining(self._keeper, self._replica)
+        self._starter = Starter(self._keeper, self._pool, joining)
         self._calls = Calls(self._keeper, self._starter)
-        self._reaper = Reaper(self._keeper, self._pool, self._calls)
+        census = None
+        if self._replica is not None:
+            self._replica.on_over = self._keeper.ended_elsewhere
+            census = Census(self._keeper, self._pool, self._starter, self._calls, self._replica)
+        self._reaper = Reaper(self._keeper, self._pool, self._starter, self._calls, census)
         self._health = Health(self._keeper)
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
@@ -109,7 +127,10 @@ class SessionManager:
             await self._store.open()
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self._let_go)
-            self.adopted = await adopt(self._keeper, self._calls, self._starter)
+            if self._replica is None:
+                self.adopted = await adopt(self._keeper, self._calls, self._starter)
+            else:  # whatever there is is reached when somebody asks for it: other replicas may live
+                await self._replica.join(self._said, lambda: list(self._keeper.sessions.values()))
             stack.pop_all()
         self._pool.start()
         self._sweeping = asyncio.create_task(self._reaper.run(), name="sweeps")
@@ -134,6 +155,8 @@ class SessionManager:
                 await self._pool.close()
         await asyncio.gather(*(self._set_aside(handle) for handle in self.adopted.quarantined))
         await self._keeper.drain(self._settings.shutdown_s)
+        if self._replica is not None:
+            await self._replica.part()
         await self._let_go()
         await self._store.close()
         await self._backend.close()
@@ -167,7 +190,7 @@ class SessionManager:
 
     async def collect(self, key: SessionKey, attempt_id: str) -> Outcome:
         """The outcome of an attempt; joins it while it runs. Raises AttemptUnknown, AttemptExpired, SessionUnknown."""
-        session = self._keeper.sessions.get(key)
+        session = await self._keeper.reach(key) or self._keeper.sessions.get(key)
         if session is not None and session.phase not in OVER:
             try:
                 outcome = await self._calls.collect(session, attempt_id)
@@ -189,6 +212,8 @@ class SessionManager:
     async def sessions(self, which: SessionFilter | None = None) -> Sequence[SessionInfo]:
         """Sessions with what is the case now, newest use first. Raises StoreUnavailable where closed ones are asked."""
         which = which or SessionFilter()
+        if self._replica is not None:
+            return await self._everywhere(which, self._replica)
         live = [session for session in self._keeper.sessions.values() if which.matches(session.info().live)]
         live = sorted(live, key=lambda session: -session.used_at)[: which.limit]  # the engine is asked for these only
         gate = asyncio.Semaphore(USAGES_AT_ONCE)
@@ -208,7 +233,7 @@ class SessionManager:
 
     async def session(self, key: SessionKey) -> SessionInfo:
         """One session, or the last closed one of its key. Raises SessionUnknown."""
-        session = self._keeper.sessions.get(key)
+        session = await self._keeper.reach(key) or self._keeper.sessions.get(key)
         if session is not None:
             return await self._info(session)
         record = await self._store.get(key)
@@ -219,6 +244,10 @@ class SessionManager:
     async def find(self, digest: str) -> Sequence[SessionKey]:
         """The keys whose digest begins with this text: the open ones, or else closed ones. Raises StoreUnavailable."""
         found = [key for key in self._keeper.sessions if key.digest().startswith(digest)]
+        if self._replica is not None:
+            there = await self._store.list(SessionFilter(limit=self._settings.max_records))
+            known = [*found, *(record.key for record in there if record.key.digest().startswith(digest))]
+            found = list(dict.fromkeys(known))
         if found:
             return found
         records = await self._store.list(SessionFilter(include_closed=True, limit=self._settings.max_records))
@@ -231,41 +260,46 @@ class SessionManager:
 
     async def close_session(self, key: SessionKey, reason: CloseReason = CloseReason.OPERATOR) -> bool:
         """Closes a session and waits for it; False when none was open."""
-        session = self._keeper.sessions.get(key)
+        session = await self._keeper.reach(key) or self._keeper.sessions.get(key)
         if session is None:
             return False
         began = self._keeper.close(session, reason)
         await session.closed.wait()
-        return began
+        return began and session.ends is not False
 
     async def interrupt(self, key: SessionKey) -> bool:
         """Ends what runs, by the ladder; False when nothing ran. Raises SessionUnknown."""
-        session = self._known(key)
+        session = await self._known(key)
         run = session.running
         if run is None:
-            return False
+            return self._replica is not None and await self._calls.interrupt(session)
         self._calls.abandon(session, run, "operator")
         return True
 
     async def restart(self, key: SessionKey) -> int:
         """A new interpreter at once; returns its epoch. Raises SessionUnknown and the errors of the channel."""
-        session = self._known(key)
-        sandbox = session.sandbox
+        session = await self._known(key)
+        sandbox = await self._starter.reached(session)
         if sandbox is None:
             return session.record.epoch  # the next call starts a fresh one anyway
+        with session.until_closed():
+            epoch = await self._restart(session, sandbox)
+        session.update(epoch=max(session.record.epoch, epoch))
+        self._keeper.save_soon(session)
+        return epoch
+
+    @staticmethod
+    async def _restart(session: Session, sandbox: Sandbox) -> int:
         client = await sandbox.client()
         reason = "the operator restarted the interpreter; variables are lost, files are kept"
         session.lost_epoch = await client.epoch()
         session.update(lost_reason=reason)
         try:
-            epoch = await client.restart()
+            return await client.restart()
         except SandboxError:
             if session.record.lost_reason == reason:
                 session.update(lost_reason=None)
             raise
-        session.update(epoch=max(session.record.epoch, epoch))
-        self._keeper.save_soon(session)
-        return epoch
 
     async def mint(self, principal: str, ttl_s: float | None = None) -> SessionKey:
         """A new retained session's key: a bearer secret. It has a record, and no sandbox before its first call."""
@@ -286,7 +320,7 @@ class SessionManager:
 
         Raises SessionUnknown, StoreUnavailable.
         """
-        self._known(key)
+        await self._known(key)
         return await self._store.get_parts(key, name)
 
     @property
@@ -325,6 +359,46 @@ class SessionManager:
                 attachment.runs.remove((session, run))
                 session.touch(self._clock.now())
 
+    def _said(self) -> dict[str, object]:
+        """What this replica says of itself to the others."""
+        sessions = self._keeper.sessions.values()
+        running = {s.record.incarnation: s.running.attempt_id for s in sessions if s.running is not None}
+        attached = {s.record.incarnation: len(s.attached) for s in sessions if s.attached}
+        return {"running": running, "attached": attached, "pool": sorted(self._pool.names)}
+
+    async def _everywhere(self, which: SessionFilter, replica: Replica) -> Sequence[SessionInfo]:
+        """Sessions of all replicas. What the others say of theirs is up to a beat old."""
+        living = await replica.living()
+        records = await self._store.list(dataclasses.replace(which, phases=None, limit=self._settings.max_records))
+        infos = [self._info_there(record, living, replica) for record in records]
+        infos = [info for info in infos if which.phases is None or info.phase in which.phases]
+        gate = asyncio.Semaphore(USAGES_AT_ONCE)
+
+        async def used(info: SessionInfo) -> SessionInfo:
+            if info.record.handle is None or info.phase not in LIVE:
+                return info
+            async with gate:
+                usage, title = await self._usage_of(info.record.handle), self._backend.title(info.record.handle)
+                return dataclasses.replace(info, usage=usage, sandbox=title)
+
+        return list(await asyncio.gather(*(used(info) for info in infos[: which.limit])))
+
+    def _info_there(
+        self, record: SessionRecord, living: Mapping[str, Mapping[str, object]], replica: Replica
+    ) -> SessionInfo:
+        session = self._keeper.sessions.get(record.key)
+        if session is None or session.record.incarnation != record.incarnation or session.phase in OVER:
+            info = SessionInfo(record, Phase.CLOSED if record.closed_at is not None else Phase(record.phase))
+        else:
+            info = session.info()
+        running, attached = info.running, info.attached
+        for name, said in living.items():
+            if name != replica.name:
+                running = running or _said_of(said, "running", record.incarnation, str)
+                attached += _said_of(said, "attached", record.incarnation, int) or 0
+        phase = Phase.RUNNING if running is not None and info.phase in LIVE else info.phase
+        return dataclasses.replace(info, running=running, attached=attached, phase=phase)
+
     async def _session_of(self, attachment: Attachment, attach: bool = True) -> Session:
         if self._stopping:
             raise CallRefused("the tool host is stopping; try again when it is back")
@@ -347,6 +421,8 @@ class SessionManager:
         now = self._clock.now()
         if not cleaned and session.retention is Retention.REQUEST:
             session.grace_until = max(session.grace_until or 0.0, now + self._settings.grace_s)
+        if self._replica is not None and not session.attached:
+            self._keeper.spawn(self._replica.settle_hold(session), "store")
         if session.attached or session.retention is Retention.RETAINED:
             return
         if session.retention is Retention.CONNECTION:
@@ -354,9 +430,9 @@ class SessionManager:
         elif cleaned and (session.grace_until is None or now >= session.grace_until):
             self._keeper.close(session, CloseReason.CLEANUP)
 
-    def _known(self, key: SessionKey) -> Session:
-        session = self._keeper.sessions.get(key)
-        if session is None or session.phase in OVER:
+    async def _known(self, key: SessionKey) -> Session:
+        session = await self._keeper.reach(key)
+        if session is None:
             raise SessionUnknown("no open session of this key is known", session=str(key))
         return session
 
@@ -367,9 +443,12 @@ class SessionManager:
     async def _usage(self, session: Session) -> Usage | None:
         if session.sandbox is None or session.phase not in LIVE:
             return None
+        return await self._usage_of(session.sandbox.handle)
+
+    async def _usage_of(self, handle: Handle) -> Usage | None:
         try:
             async with asyncio.timeout(USAGE_S):
-                return await self._engine.usage(session.sandbox.handle)
+                return await self._engine.usage(handle)
         except (SandboxError, TimeoutError):
             return None
 
@@ -443,7 +522,12 @@ class Attachment:
             async with session.resource_lock:
                 if session.phase in OVER:
                     continue
+                if manager._replica is not None and not await manager._replica.hold(session):
+                    continue
                 resource = session.resources.get(name)
+                if not await manager._keeper.records.fresh(session, name) and resource is not None:
+                    await resource.close()
+                    resource = None
                 if resource is None:
                     resource = factory(await manager._store.get_parts(self.key, name))
                     session.resources[name] = resource
@@ -455,6 +539,7 @@ class Attachment:
         session = self.session
         if session is not None and session.phase not in OVER and (resource := session.resources.get(name)) is not None:
             await self._manager._store.put_parts(self.key, name, resource.changes())
+            self._manager._keeper.records.saved(session, name)
 
     async def cleanup(self) -> None:
         """The client's clean-up: idempotent, returns at once; what it ends, ends in the background."""
@@ -464,6 +549,12 @@ class Attachment:
     async def gone(self) -> None:
         """The connection ended, without a clean-up or after it. Idempotent."""
         self._manager._detach(self, cleaned=False)
+
+
+def _said_of(said: Mapping[str, object], what: str, incarnation: str, kind: type[T]) -> T | None:
+    table = said.get(what)
+    value = table.get(incarnation) if isinstance(table, dict) else None
+    return value if isinstance(value, kind) else None
 
 
 def _request(key: SessionKey) -> SessionRequest:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from sandboxes.backends.base import Life
 from sandboxes.calls import Calls
+from sandboxes.census import Census
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import LIVE, OVER, CloseReason, Phase
 from sandboxes.pool import Pool
-from sandboxes.sandbox import describe
 from sandboxes.session import Session
 from sandboxes.settings import ManagerSettings
 from sandboxes.spec import Retention
+from sandboxes.starter import Starter
 
 PRUNE_S = 600.0
 
@@ -83,10 +83,15 @@ def eviction_order(
 class Reaper:
     """Sweeps by the clock until it is stopped. One sweep's failure is observed, and the next comes all the same."""
 
-    def __init__(self, keeper: Keeper, pool: Pool, calls: Calls) -> None:
+    def __init__(
+        self, keeper: Keeper, pool: Pool, starter: Starter, calls: Calls, census: Census | None = None
+    ) -> None:
+        """`census`: where several hosts share sandboxes."""
         self._keeper = keeper
         self._pool = pool
+        self._starter = starter
         self._calls = calls
+        self._census = census
         self._orphans_at = keeper.clock.now() + keeper.settings.orphan_sweep_s
         self._prune_at = keeper.clock.now()
         self._suspects: set[str] = set()
@@ -106,6 +111,8 @@ class Reaper:
         now = keeper.clock.now()
         for session in list(keeper.sessions.values()):
             reason = due(session, now, keeper.settings)
+            if self._census is not None:
+                await self._census.settle(session)
             if reason is not None:
                 keeper.close(session, reason)
             elif session.astray and session.phase is Phase.IDLE and not session.busy:
@@ -115,7 +122,11 @@ class Reaper:
         if now >= self._orphans_at:
             self._orphans_at = now + keeper.settings.orphan_sweep_s
             await self._retry_doomed()
-            await self.remove_orphans()
+            if self._census is None:
+                await self.remove_orphans()
+            else:
+                await self._census.take(now)
+            await self._check_all()
         if now >= self._prune_at:
             self._prune_at = now + PRUNE_S
             await keeper.store.prune(
@@ -123,7 +134,7 @@ class Reaper:
             )
 
     async def remove_orphans(self) -> None:
-        """Ends sandboxes of this owner that nothing here knows, and loses those of sessions that are not there.
+        """Ends sandboxes of this owner that nothing here knows.
 
         An orphan must be one in two rounds: a sandbox that is just being launched is listed before it is known.
         """
@@ -136,7 +147,6 @@ class Reaper:
             handle = orphans[ident]
             await keeper.engine.destroy(handle, keep_workspace=handle.workspace in workspaces)
         self._suspects = set(orphans) - self._suspects
-        await asyncio.gather(*(self._check(session) for session in list(keeper.sessions.values())))
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -145,13 +155,10 @@ class Reaper:
         known = {s.sandbox.handle.sandbox_id for s in keeper.sessions.values() if s.sandbox is not None}
         return known | self._pool.names | keeper.busy_ids | keeper.doomed.keys()
 
-    async def _check(self, session: Session) -> None:
-        sandbox = session.sandbox
-        if sandbox is None or session.phase not in LIVE:
-            return
-        status = await sandbox.status()
-        if status.life is not Life.RUNNING and session.sandbox is sandbox and session.phase is Phase.IDLE:
-            self._keeper.lose(session, f"the sandbox is gone: {describe(status)}")
+    async def _check_all(self) -> None:
+        """Loses the sandboxes of sessions that are not there any more."""
+        found = [(session, session.sandbox) for session in self._keeper.sessions.values() if session.phase in LIVE]
+        await asyncio.gather(*(self._starter.examine(session, sandbox) for session, sandbox in found if sandbox))
 
     async def _retry_doomed(self) -> None:
         keeper = self._keeper

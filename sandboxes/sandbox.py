@@ -11,12 +11,23 @@ from collections.abc import Callable, Coroutine
 from sandboxes.backends.base import Life, Status
 from sandboxes.client import AgentClient, Bound
 from sandboxes.engine import Engine
-from sandboxes.errors import ChannelLost, ChannelStalled, SandboxError, SandboxOutOfMemory, StateLost, WireError
+from sandboxes.errors import (
+    ChannelLost,
+    ChannelStalled,
+    EngineUnavailable,
+    SandboxError,
+    SandboxOutOfMemory,
+    StateLost,
+    WireError,
+)
 from sandboxes.events import OnEvent
 from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
 
 RECONNECTS = 3
 BACKOFF_S = 0.05
+ENGINE_BACKOFF_S = 1.0  # where the engine is needed to connect again, and does not answer: it may be restarting
+REMOTE_RECONNECTS = 40  # where a node's own host may have to come back first: it takes seconds, not milliseconds
+REMOTE_BACKOFF_S = 0.25
 USAGE_S = 2.0
 ACK_DELAY_S = 0.5  # acknowledgements go with the next call, or after so long
 
@@ -114,6 +125,20 @@ class Sandbox:
         """What the engine says. Raises EngineUnavailable."""
         return await self._engine.poll(self.handle)
 
+    async def fate(self) -> None:
+        """Raises StateLost when the engine says that the sandbox has ended. Doubt leaves it alive."""
+        if self._ended:
+            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
+        try:
+            status = await self.status()
+        except StateLost:
+            raise
+        except SandboxError:
+            return
+        if status.life is not Life.RUNNING:
+            error = SandboxOutOfMemory if status.out_of_memory else StateLost
+            raise error(describe(status), sandbox=self.handle.sandbox_id)
+
     async def ran_out_of_memory(self) -> bool:
         """Whether the engine has ended processes in it for want of memory since this was last asked. Never raises."""
         try:
@@ -133,32 +158,32 @@ class Sandbox:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     async def _persist(self, ask: Callable[[AgentClient], Coroutine[None, None, Outcome]]) -> Outcome:
-        for left in reversed(range(RECONNECTS + 1)):
+        remote = self._engine.backend.shared
+        tries = REMOTE_RECONNECTS if remote else RECONNECTS
+        sent = False
+        for done in range(tries + 1):
+            backoff_s = REMOTE_BACKOFF_S if remote and done >= RECONNECTS else BACKOFF_S
             try:
-                return await ask(await self.client())
+                client = await self.client()
+                sent = True
+                return await ask(client)
+            except EngineUnavailable as error:
+                if not sent:
+                    raise
+                if done == tries:  # it runs, or it does not: nobody can say
+                    raise ChannelLost(f"transport lost, and {error.message}", sandbox=self.handle.sandbox_id) from error
+                await asyncio.sleep(backoff_s if remote else ENGINE_BACKOFF_S)
             except ChannelStalled:
-                await self._fate()
+                await self.fate()
                 raise
             except ChannelLost:
-                await self._fate()
-                if not left:
+                await self.fate()
+                if done == tries:
                     raise
-                await asyncio.sleep(BACKOFF_S)
+                await asyncio.sleep(backoff_s)
             except WireError as error:
                 raise StateLost(f"its agent broke the protocol ({error.message})") from error
         raise AssertionError("unreachable")
-
-    async def _fate(self) -> None:
-        """Raises StateLost when the engine says that the sandbox has ended. Doubt leaves it alive."""
-        if self._ended:
-            raise StateLost("it was ended", sandbox=self.handle.sandbox_id)
-        try:
-            status = await self.status()
-        except SandboxError:
-            return
-        if status.life is not Life.RUNNING:
-            error = SandboxOutOfMemory if status.out_of_memory else StateLost
-            raise error(describe(status), sandbox=self.handle.sandbox_id)
 
     def _acks_due(self) -> None:
         if self._client is not None:

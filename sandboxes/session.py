@@ -7,13 +7,15 @@ Only the event loop's thread touches it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sandboxes.admission import Slot
+from sandboxes.errors import SandboxError, SessionUnknown
 from sandboxes.events import ExecutionEvent, OnEvent
-from sandboxes.lifecycle import Changed, Lifecycle, Phase, Transition
+from sandboxes.lifecycle import OVER, Changed, Lifecycle, Phase, Transition
 from sandboxes.resources import Resource
 from sandboxes.sandbox import Sandbox
 from sandboxes.spec import Execution, Outcome, Retention, SessionKey, Usage
@@ -72,6 +74,7 @@ class Session:
 
     def __init__(self, record: SessionRecord, on_change: Callable[[Session, Changed], None]) -> None:
         self.record = record
+        self.here_at = 0.0  # when this host last used it
         self.used_at = record.last_used_at  # later than the record's until that is saved
         self.life = Lifecycle(str(record.key), Phase(record.phase))
         self.sandbox: Sandbox | None = None
@@ -92,6 +95,15 @@ class Session:
         self.losses_open = False  # the ledger could not be told yet what a lost sandbox took with it
         self.closed = asyncio.Event()
         self.end_note: str | None = None  # what a call that is cut off by the closing is told
+        # Where several hosts share the store (see `replicas`):
+        self.stored = record  # as it was last read from the store, or written there
+        self.held: bool | None = None  # held in the store: with connections attached; None: not held
+        self.unclear = False  # attempts of a host that is gone may be in its sandbox
+        self.leaving: asyncio.Task[object] | None = None  # whether it may be closed is being asked
+        self.ends: bool | None = None  # whether it is this host that ends what a closing session has; None: not known
+        self.gone = ""  # the sandbox id on record that turned out to be gone, before another is started
+        self.dropped = False  # this copy is not used any more; the session goes on elsewhere
+        self.versions: dict[str, int] = {}  # of resources
         self._on_change = on_change
 
     @property
@@ -124,9 +136,20 @@ class Session:
             self.update(phase=changed.target.value)
         self._on_change(self, changed)
 
+    @contextlib.contextmanager
+    def until_closed(self) -> Iterator[None]:
+        """For work with its sandbox. What fails because the session was closed meanwhile raises SessionUnknown, as it
+        would have a moment later."""
+        try:
+            yield
+        except SandboxError as error:
+            if self.phase not in OVER or isinstance(error, SessionUnknown):
+                raise
+            raise SessionUnknown("the session was closed meanwhile", session=str(self.key)) from error
+
     def touch(self, now: float) -> None:
         """It is used now."""
-        self.used_at = now
+        self.used_at = self.here_at = now
         self.dirty = True
 
     def current(self) -> SessionRecord:

@@ -52,6 +52,11 @@ class ManagerSettings:
     outcomes_kept_s: float = 24 * 3600.0  # texts of outcomes
     audit_s: float = 7 * 24 * 3600.0  # records of closed sessions
 
+    # Where several hosts share sandboxes: how often each says that it lives.
+    beat_s: float = 2.0
+
     health_kept_s: float = 5.0
+    health_failed_kept_s: float = 1.0  # a failure: who mended it wants to see so
+    health_s: float = 30.0  # of one check in all
     shutdown_s: float = 10.0  # for running calls to end, and again for sandboxes to go
     keep_on_shutdown: bool = True  # leave chosen and retained sessions' sandboxes for the next start

@@ -51,7 +51,7 @@ class AdminClient:
     @classmethod
     def of(cls, settings: Settings) -> AdminClient:
         """The host that the settings name. Raises ConfigurationError: the token's file cannot be read."""
-        return cls(settings.client.url or _url_of(settings), _token(settings))
+        return cls(url_of(settings), token_of(settings))
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -180,14 +180,20 @@ def _at(session: str) -> str:
     return f"{ADMIN}/{quote(session, safe='')}"
 
 
-def _url_of(settings: Settings) -> str:
+def url_of(settings: Settings) -> str:
+    """The host that commands ask."""
+    if settings.client.url is not None:
+        return settings.client.url
     host, port = settings.server.address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.server.root_path}"
 
 
-def _token(settings: Settings) -> str | None:
-    """Of a file or the environment. Never of the command line, which every user of the machine can read."""
+def token_of(settings: Settings) -> str | None:
+    """Of a file or the environment. Never of the command line, which every user of the machine can read.
+
+    Raises ConfigurationError.
+    """
     file = settings.client.token_file
     if file is None:
         return None if settings.client.token is None else settings.client.token.get_secret_value()

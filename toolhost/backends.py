@@ -15,7 +15,10 @@ from sandboxes.backends.base import Backend
 from sandboxes.owner import Owner
 from sandboxes.settings import ManagerSettings
 from sandboxes.spec import Limits, SandboxSpec
+from sandboxes.stores.base import Store
+from sandboxes.stores.registry import store_class
 from toolhost.config import Settings
+from toolhost.errors import ConfigurationError
 
 # Idle sandboxes take little of their limit; with all of them at it at once, this share of the memory must hold them.
 MEMORY_SHARE = 0.75
@@ -36,6 +39,34 @@ def create_backend(settings: Settings, owner: Owner) -> Backend:
     if choice == "docker" or (choice == "auto" and engine_is_ready(settings)):
         return _docker(settings, owner)
     return _bubblewrap(settings, owner)
+
+
+def create_store(settings: Settings, owner: Owner) -> Store:
+    """Where sessions are kept. In Redis each owner has its own, which are all hosts of a cluster, or one host.
+
+    Raises ConfigurationError.
+    """
+    if not settings.store.redis:
+        return store_class("sqlite")(settings.state_dir / "ledger.sqlite")  # type: ignore[call-arg]
+    url = _store_url(settings)
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigurationError("store.url must begin with redis://, rediss:// or unix://")
+    try:
+        found = store_class("redis")
+    except ImportError:
+        raise ConfigurationError("a store in Redis needs a package: pip install 'toolhost[redis]'") from None
+    return found(url, f"{settings.store.prefix}{owner.id}:")  # type: ignore[call-arg]
+
+
+def _store_url(settings: Settings) -> str:
+    given, file = settings.store.url, settings.store.url_file
+    if given is not None:
+        return given.get_secret_value().strip()
+    assert file is not None
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read store.url_file {file}: {error}") from None
 
 
 def engine_is_ready(settings: Settings) -> bool:

@@ -15,7 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -157,6 +166,31 @@ class LifecycleSettings(Group):
     on_stop: Literal["keep", "close"] = Field("keep", description="what a stop does with retained sandboxes")
 
 
+class StoreSettings(Group):
+    """Where sessions and receipts are kept: with several tool hosts over one cluster, in a Redis that they share."""
+
+    kind: Literal["auto", "sqlite", "redis"] = Field("auto", description="auto: redis when there is a url for it")
+    url: SecretStr | None = Field(None, description="redis://:PASSWORD@HOST:PORT/0, or rediss:// with TLS")
+    url_file: Path | None = Field(None, description="a file with nothing but the url")
+    prefix: str = Field("toolhost:", min_length=1, max_length=64, description="of all keys in Redis")
+
+    @model_validator(mode="after")
+    def _one_url(self) -> StoreSettings:
+        given = (self.url is not None) + (self.url_file is not None)
+        if given > 1:
+            raise ValueError("url and url_file are two ways to say one thing: give one")
+        if self.kind == "redis" and not given:
+            raise ValueError('kind = "redis" needs url (TOOLHOST_STORE__URL) or url_file')
+        if self.kind == "sqlite" and given:
+            raise ValueError('kind = "sqlite" has no url: it is a file in state_dir')
+        return self
+
+    @property
+    def redis(self) -> bool:
+        """Whether it is a Redis server; else a file in the state directory."""
+        return self.url is not None or self.url_file is not None
+
+
 class AuthSettings(Group):
     """Who may connect."""
 
@@ -287,6 +321,7 @@ class Settings(BaseSettings):
     search: SearchSettings = SearchSettings()  # type: ignore[call-arg]
     sandbox: SandboxSettings = SandboxSettings()  # type: ignore[call-arg]
     lifecycle: LifecycleSettings = LifecycleSettings()  # type: ignore[call-arg]
+    store: StoreSettings = StoreSettings()  # type: ignore[call-arg]
     auth: AuthSettings = AuthSettings()  # type: ignore[call-arg]
     telemetry: TelemetrySettings = TelemetrySettings()  # type: ignore[call-arg]
     client: ClientSettings = ClientSettings()  # type: ignore[call-arg]

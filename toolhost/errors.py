@@ -5,6 +5,7 @@ Above: everything in this package. Below: `sandboxes.errors`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sandboxes import errors as sandbox
@@ -71,6 +72,11 @@ TABLE: tuple[tuple[type[Exception], Row], ...] = (
     (BadArguments, Row(400, "bad_arguments")),
 )
 
+# What the machine says of itself names its places. They are the operator's, who has the log; no caller is told them.
+_OF_THE_MACHINE = (sandbox.BackendError, sandbox.StoreUnavailable)
+_PLACE = re.compile(r"(?<![\w/.:])/(?!mnt/data\b)[^\s,;:()'\"]+|\b[a-z]+:///[^\s,;:()'\"]+")
+HIDDEN = "(a place on the host)"
+
 UNEXPECTED = Row(500, "internal_error", "This is a fault of the tool host, not of the code. Trying again may work.")
 
 
@@ -87,7 +93,7 @@ def text_for(error: BaseException) -> str:
     found = row(error)
     if found is UNEXPECTED:
         return f"Error: the tool host failed. {found.advice}"
-    message = getattr(error, "message", "") or found.code.replace("_", " ")
+    message = _told(error) or found.code.replace("_", " ")
     parts = [f"Error: {message}"]
     if isinstance(error, sandbox.NoCapacity):
         parts.append(f"Nothing ran. Retry in {max(1, round(error.retry_after_s))} s.")
@@ -96,12 +102,18 @@ def text_for(error: BaseException) -> str:
     return " ".join(part if part.endswith((".", "!", "?")) else f"{part}." for part in parts)
 
 
+def _told(error: BaseException) -> str:
+    """The message without places of the machine."""
+    message: str = getattr(error, "message", "")
+    return _PLACE.sub(HIDDEN, message) if isinstance(error, _OF_THE_MACHINE) else message
+
+
 def http_for(error: BaseException) -> tuple[int, dict[str, object], tuple[tuple[str, str], ...]]:
     """Status, JSON body and headers of an error over HTTP."""
     if isinstance(error, Refused):
         return error.status, {"error": {"code": "refused", "message": error.message}}, error.headers
     found = row(error)
-    message = getattr(error, "message", "") if found is not UNEXPECTED else "the tool host failed"
+    message = _told(error) if found is not UNEXPECTED else "the tool host failed"
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, sandbox.NoCapacity):
         retry_s = max(1, round(error.retry_after_s))

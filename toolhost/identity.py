@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
 from toolhost.config import Settings
@@ -21,7 +23,9 @@ Headers = Iterable[tuple[bytes, bytes]]
 SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 REQUEST_ID = re.compile(r"resp_[0-9a-f]+")  # what vLLM mints for every response
 RETAINED_CHARACTERS = 22  # 22 characters of a 64-letter alphabet carry 132 bits
-DISTINCT_CHARACTERS = 10  # fewer are not random: 22 random ones of 64 letters have 10 or more but once in 10^6
+# Of the estimate below. 22 random characters of 64 letters have 70 or more, a UUID 95, a minted key 120.
+RETAINED_BITS = 64.0
+_REPEATED = 3  # characters that stood there before, together: no coincidence in a key
 
 _OWN = b"x-toolhost-session"
 _SHARED = b"x-session-id"
@@ -148,10 +152,32 @@ def _retention(found: Named) -> Retention:
     return Retention.REQUEST if REQUEST_ID.fullmatch(found.id) else Retention.CHOSEN
 
 
+def estimated_bits(key: str) -> float:
+    """At most how much chance is in a key, in bits: by how often each character comes, by the steps from one to the
+    next (counting up or along the alphabet is no chance), and without what repeats. It cannot tell a phrase of many
+    words from chance."""
+    steps = [ord(after) - ord(before) for before, after in pairwise(key)]
+    by_character = _bits(key)
+    new, at = 0, 0
+    while at < len(key):
+        size = 0
+        while at + size < len(key) and key[at : at + size + 1] in key[: at + size]:
+            size += 1
+        at += size if size >= _REPEATED else 1
+        new += 1
+    return min(by_character, _bits(steps), new * by_character / max(1, len(key)))
+
+
+def _bits(symbols: Sequence[Hashable]) -> float:
+    """Shannon's entropy of how often each comes, times how many there are."""
+    count = len(symbols)
+    return sum(times * math.log2(count / times) for times in Counter(symbols).values())
+
+
 def _guessable(ident: str, settings: Settings) -> Refusal | None:
     if settings.server.loopback or settings.auth.retained_keys == "any":
         return None
-    if len(ident) >= RETAINED_CHARACTERS and len(set(ident)) >= DISTINCT_CHARACTERS:
+    if len(ident) >= RETAINED_CHARACTERS and estimated_bits(ident) >= RETAINED_BITS:
         return None
     return Refusal(
         "The retained session key is too easy to guess on a host that others can reach. Use a minted one "

@@ -284,6 +284,8 @@ class ToolSet:
             async with Progress(report) as progress:
                 return await served.namespace.call(served.name, arguments, replace(around, on_event=progress))
         except (SandboxError, BadArguments) as error:
+            if row(error).status >= 500:
+                log.warning("a call could not be served: %s", error.message)
             return ToolResult(text_for(error), is_error=True, meta={"toolhost/error": row(error).code})
         except Exception as error:
             log.exception("a call failed for a reason that is not in the table of errors")

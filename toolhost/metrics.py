@@ -6,7 +6,8 @@ Each metric's meaning for operators is in docs/operations.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -18,10 +19,22 @@ from prometheus_client.registry import Collector
 from sandboxes.lifecycle import Changed, CloseReason, Phase, Transition
 from sandboxes.spec import Ending, Receipt, SessionKey, State
 
+if TYPE_CHECKING:
+    from sandboxes.backends.ray_names import NodeInfo
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CALL_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 START_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 OTHER_PHASES = frozenset({Phase.CLOSED})  # a closed session is counted by its closing
+
+
+class Cluster(Protocol):
+    """A backend whose sandboxes are on many nodes."""
+
+    def nodes(self) -> Sequence[NodeInfo]: ...
+
+    @property
+    def head_answers(self) -> bool: ...
 
 
 class Metrics:
@@ -57,6 +70,10 @@ class Metrics:
     def watch(self, counts: Callable[[], Mapping[str, int]]) -> None:
         """Gauges of what is the case when they are read. `counts`: as `SessionManager.counts`."""
         self.registry.register(_Gauges(counts))
+
+    def watch_nodes(self, cluster: Cluster) -> None:
+        """Gauges of the nodes that sessions run on, as they were a moment ago."""
+        self.registry.register(_NodeGauges(cluster))
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""
@@ -112,6 +129,27 @@ class _Gauges(Collector):
         ):
             if name in counts:
                 yield GaugeMetricFamily(f"toolhost_{GAUGES[name]}", text, value=counts[name])
+
+
+class _NodeGauges(Collector):
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        head = "Whether the cluster's head answers: without it live sessions go on, and no new one starts"
+        yield GaugeMetricFamily("toolhost_cluster_head_up", head, value=float(self._cluster.head_answers))
+        nodes = self._cluster.nodes()
+        figures: tuple[tuple[str, str, Callable[[NodeInfo], float]], ...] = (
+            ("up", "Whether the node takes or would take sessions", lambda node: float(node.alive)),
+            ("draining", "Whether the node was told to take no new sessions", lambda node: float(node.draining)),
+            ("sandboxes", "Sandboxes that run on the node, of all tool hosts", lambda node: node.sandboxes),
+            ("sandboxes_limit", "Sandboxes that the node takes", lambda node: node.capacity),
+        )
+        for name, text, value in figures:
+            family = GaugeMetricFamily(f"toolhost_node_{name}", text, labels=["node"])
+            for node in nodes:
+                family.add_metric([node.host], value(node))
+            yield family
 
 
 GAUGES = {"pool": "pool_ready", "waiting": "queue_length", "held": "sandboxes", "places": "sandboxes_limit"}

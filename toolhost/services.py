@@ -20,16 +20,17 @@ from sandboxes.lifecycle import LIVE
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
 from sandboxes.spec import SessionKey, SessionRequest
-from sandboxes.stores.sqlite import SqliteStore
 from toolhost import auth as authentication
 from toolhost.admin import AllSessions
-from toolhost.backends import create_backend, manager_settings, owner_of
+from toolhost.backends import create_backend, create_store, manager_settings, owner_of
+from toolhost.browsing.service import search_options
 from toolhost.config import Settings
 from toolhost.errors import ConfigurationError
 from toolhost.metrics import Metrics
 from toolhost.namespaces import registry
 from toolhost.namespaces.base import Namespace, Opened, SessionAttachment
 from toolhost.observers import Observers
+from toolhost.search.auto import without_client
 from toolhost.telemetry import LogObserver
 from toolhost.tracing import Traces, traces
 
@@ -96,10 +97,15 @@ class Services:
         self._opened = True
 
     def notices(self) -> list[str]:
-        """Lines for people at the start: how well sandboxes are isolated, and who may connect. After `open`."""
+        """Lines for people at the start: how sandboxes are isolated, who may connect, what is missing. After `open`."""
         lines = [] if self.backend is None else [isolation(self.backend)]
         if self.auth.open and not self.settings.server.loopback:
             lines.append("WARNING: no tokens (--insecure): whoever reaches this port runs code in your sandboxes.")
+        if "browser" in self.namespaces:
+            lines += [
+                f"WARNING: search by {name} is configured, and its client is missing: pip install 'toolhost[{name}]'."
+                for name in without_client(search_options(self.settings))
+            ]
         return lines
 
     def kept(self) -> int:
@@ -123,7 +129,7 @@ def build(settings: Settings, sessions: Sessions | None = None) -> Services:
     backend = create_backend(settings, owner)
     manager = SessionManager(
         backend=backend,
-        store=SqliteStore(settings.state_dir / "ledger.sqlite"),
+        store=create_store(settings, owner),
         owner=owner,
         settings=manager_settings(settings),
         observer=Observers(LogObserver(), metrics, *([] if traced is None else [traced])),
@@ -144,11 +150,12 @@ def _gateway(
     try:
         from toolhost.gateway.assembly import assemble
         from toolhost.gateway.counts import Counts
-        from toolhost.tool_factory import OwnFiles, ToolFactory
+        from toolhost.tool_factory import OwnCitations, OwnFiles, ToolFactory
     except ImportError as error:
         raise ConfigurationError("--gateway needs more packages: pip install 'toolhost[gateway]'") from error
     factory = ToolFactory(namespaces, sessions.attach, settings)
-    return assemble(settings.gateway, settings.state_dir, factory, OwnFiles(sessions.files, settings), Counts(registry))
+    files, citations = OwnFiles(sessions.files, settings), OwnCitations(sessions.resource_parts)
+    return assemble(settings.gateway, settings.state_dir, factory, files, citations, Counts(registry))
 
 
 @contextmanager
@@ -157,7 +164,7 @@ def only_host(state_dir: Path) -> Iterator[None]:
 
     The lock goes with the process, however it ends. Raises StateDirectoryTaken, ConfigurationError.
     """
-    lock = FileLock(state_dir / "lock")
+    lock = FileLock(state_dir / "lock", mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:

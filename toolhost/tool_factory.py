@@ -6,10 +6,11 @@ client on the wire gets, a run here gets too: the same session rules, texts, att
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,10 +18,14 @@ from typing import Any, Protocol
 from sandboxes.errors import SandboxError
 from sandboxes.files import Listing
 from sandboxes.spec import KeyKind, SessionKey, SessionRequest
+from toolhost.browsing.citations import resolve
+from toolhost.browsing.errors import BrowserError
+from toolhost.browsing.session import RESOURCE
+from toolhost.browsing.state import BrowserState
 from toolhost.config import Settings
 from toolhost.errors import BadArguments, row, text_for
 from toolhost.gateway.errors import ApiError
-from toolhost.gateway.sources import FileEntry
+from toolhost.gateway.sources import FileEntry, Page
 from toolhost.identity import Refusal, identify
 from toolhost.loop import results
 from toolhost.loop.tool_client import ATTEMPT_META_KEY, SESSION_HEADER, ToolDescription
@@ -155,6 +160,36 @@ class OwnFiles:
                 yield piece
         except SandboxError as error:
             raise _refused(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCitations:
+    """What this host's sessions cite, for the gateway (`toolhost.gateway.sources.CitationSource`)."""
+
+    resource_parts: Callable[[SessionKey, str], Awaitable[Mapping[str, bytes]]]
+
+    async def cited(self, principal: str, session: str, citations: Sequence[str]) -> list[Page | None]:
+        try:
+            stored = await self.resource_parts(SessionKey(principal, KeyKind.RETAINED, session), RESOURCE)
+        except SandboxError as error:
+            raise _refused(error) from error
+        return await asyncio.to_thread(_cited, stored, citations)
+
+
+def _cited(stored: Mapping[str, bytes], citations: Sequence[str]) -> list[Page | None]:
+    try:
+        state = BrowserState.from_parts(stored) if stored else None
+    except ValueError:
+        state = None  # of another version
+    return [None if state is None else _page(state, citation) for citation in citations]
+
+
+def _page(state: BrowserState, citation: str) -> Page | None:
+    try:
+        found = resolve(state, citation)
+    except BrowserError:
+        return None
+    return Page(found.url, found.title) if found.url else None
 
 
 def _refused(error: SandboxError) -> ApiError:

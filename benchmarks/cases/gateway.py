@@ -75,7 +75,7 @@ class Target:
 
 async def run(bench: Bench) -> list[Table]:
     async with contextlib.AsyncExitStack() as stack:
-        direct, gateway = await stack.enter_async_context(_targets(bench.directory))
+        direct, gateway = await stack.enter_async_context(targets(bench.directory))
         rounds, budget_s = bench.pick(3, 6), bench.pick(45, 60)
         steady = await _compared(direct.steady, gateway.steady, rounds, budget_s)
         burst = await _compared(direct.burst, gateway.burst, rounds, budget_s)
@@ -118,7 +118,7 @@ async def _compared(
 
 
 @contextlib.asynccontextmanager
-async def _targets(directory: Path) -> AsyncIterator[tuple[Target, Target]]:
+async def targets(directory: Path) -> AsyncIterator[tuple[Target, Target]]:
     """The fake model, and a gateway in front of it."""
     script = directory / "model.json"
     script.write_text(json.dumps([{"text": TEXT, "chunk": len(TEXT) // FRAGMENTS, "delay": DELAY_S, "keep": True}]))
@@ -140,7 +140,7 @@ async def _targets(directory: Path) -> AsyncIterator[tuple[Target, Target]]:
 def _clients(stack: contextlib.AsyncExitStack, port: int, path: str, mark: bytes) -> list[StreamClient]:
     clients = [StreamClient(port, path, mark) for _ in range(STREAMS)]
     for client in clients:
-        stack.callback(client.close)
+        stack.push_async_callback(client.close)
     return clients
 
 

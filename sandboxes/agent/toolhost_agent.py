@@ -45,6 +45,10 @@ def _start(arguments: list[str]) -> None:
 
         wait(interpret)
     else:
+        from toolhost_agent.signals import signal  # type: ignore[import-not-found]
+
+        # What started the host may block signals (Ray's workers do), and everything here would inherit that.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         early = None
         if arguments[1:] == ["early"]:
             from toolhost_agent.early import start

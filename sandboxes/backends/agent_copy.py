@@ -6,11 +6,13 @@ differ), and a sandbox, which cannot write there, would compile everything again
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import py_compile
 import secrets
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -28,6 +30,16 @@ def make_agent(root: Path, source: Path, inside: str, python_version: str) -> Pa
     if made.exists():
         return made
     aside = root / f"agent.{secrets.token_hex(4)}"
+    try:
+        _copy(programs, aside, inside, python_version)
+        with contextlib.suppress(OSError):  # another host was quicker
+            aside.rename(made)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # what is left of it where the disk was full
+    return made
+
+
+def _copy(programs: Sequence[Path], aside: Path, inside: str, python_version: str) -> None:
     aside.mkdir(mode=0o755)
     same = python_version.split(".")[:2] == [str(part) for part in sys.version_info[:2]]
     for path in programs:
@@ -39,8 +51,3 @@ def make_agent(root: Path, source: Path, inside: str, python_version: str) -> Pa
             py_compile.compile(str(copy), dfile=f"{inside}/{path.name}", invalidation_mode=mode, doraise=True)
     for path in (aside, *aside.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    try:
-        aside.rename(made)
-    except OSError:  # another host was quicker
-        shutil.rmtree(aside)
-    return made

@@ -231,9 +231,10 @@ class BubblewrapBackend(Backend):
                 owner=self._owner,
                 root=self._root,
                 environment=environment,
-                agent=make_agent(self._root, self._agent, AGENT, environment.python_version),
+                agent=self._made("agent", launching)
+                or make_agent(self._root, self._agent, AGENT, environment.python_version),
                 seccomp=seccomp.program(),
-                etc=make_etc(self._root),
+                etc=self._made("etc", launching) or make_etc(self._root),
                 timeout_s=timeout_s,
                 grace_s=grace_s,
                 fence_s=fence_s,
@@ -241,6 +242,10 @@ class BubblewrapBackend(Backend):
             opened = self._isolating(settings, files, workspaces)
             opened.sweep()
         return opened
+
+    def _made(self, name: str, launching: bool) -> Path | None:
+        """For who only removes, what an earlier start has made will do: the disk may be full."""
+        return None if launching else next(self._root.glob(f"{name}-*"), None)
 
     def _isolating(self, settings: Settings, files: OwnerFiles, workspaces: Workspaces) -> Sandboxes:
         """With the first bubblewrap here that isolates. Raises IsolationUnavailable."""

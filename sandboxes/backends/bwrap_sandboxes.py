@@ -353,4 +353,4 @@ def exhaustion() -> Iterator[None]:
         yield
     except OSError as error:
         kind = NoCapacity if error.errno in EXHAUSTED else EngineUnavailable
-        raise kind(f"the machine refused: {error.strerror} ({error.filename or 'no file'})") from error
+        raise kind(f"the machine refused: {error.strerror}") from error

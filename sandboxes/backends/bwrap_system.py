@@ -5,6 +5,7 @@ Above: the bubblewrap backend. Below: the host's file system, of which nothing i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import shutil
@@ -44,6 +45,13 @@ def make_etc(root: Path, source: Path = Path("/etc")) -> Path:
     It is named by what is in it: when the system has changed since the last time, sandboxes that run keep theirs.
     """
     aside = root / f"etc.{secrets.token_hex(4)}"
+    try:
+        return _made(aside, root, source)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # what is left of it where the disk was full, or where it was made
+
+
+def _made(aside: Path, root: Path, source: Path) -> Path:
     aside.mkdir(mode=0o755)
     for name in ETC_DIRECTORIES:
         if (source / name).is_dir():
@@ -61,10 +69,9 @@ def make_etc(root: Path, source: Path = Path("/etc")) -> Path:
         digest.update(f"{path.relative_to(aside)}\0".encode())
         digest.update(b"" if directory else path.read_bytes())
     made = root / f"etc-{digest.hexdigest()[:16]}"
-    try:
-        aside.rename(made)
-    except OSError:  # it is there
-        shutil.rmtree(aside)
+    if not made.is_dir():
+        with contextlib.suppress(OSError):  # another host was quicker
+            aside.rename(made)
     return made
 
 

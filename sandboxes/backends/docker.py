@@ -133,9 +133,14 @@ class DockerBackend(Backend):
         return await self._engine.call(LOOK_S, self._sandboxes.lookup, key)
 
     async def connect(self, handle: Handle) -> Channel:
-        await self._engine.call(LOOK_S, self._sandboxes.require_running, handle)
         nonce = self._settings.owner.nonce(handle.sandbox_id)
         directory = self._sandboxes.channel_directory(handle.sandbox_id)
+        try:
+            await self._engine.call(LOOK_S, self._sandboxes.require_running, handle)
+        except EngineUnavailable:
+            if not directory.is_dir():
+                raise
+            # A sandbox that runs needs no engine: whether anybody listens at its own socket says whether it does.
         if directory.is_dir():
             return await unix_channel.connect(directory, SOCKET, nonce, timeout_s=CALL_S)
         attaching = self._engine.start(self._engine.attach, handle.instance, output=True, timeout_s=CALL_S)

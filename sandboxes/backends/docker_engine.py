@@ -125,7 +125,7 @@ def translating() -> Iterator[None]:
     except OSError as error:
         if error.errno in EXHAUSTED_NUMBERS:
             raise NoCapacity(f"this machine has no room for a sandbox: {error.strerror}") from error
-        raise BackendError(f"a sandbox's directories cannot be used: {error}") from error
+        raise BackendError(f"a sandbox's directories cannot be used: {error.strerror or error}") from error
 
 
 def _refusal(said: str) -> BackendError:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from sandboxes.backends import ray_names, ray_peer
@@ -24,7 +23,7 @@ from sandboxes.backends.ray_names import NAME, NodeInfo, NodeSettings, Place, le
 from sandboxes.backends.ray_node import spec_fields
 from sandboxes.backends.ray_nodes import Entry, Nodes
 from sandboxes.backends.ray_peer import Unreachable
-from sandboxes.backends.ray_wire import Draining, LeaseGone
+from sandboxes.backends.ray_wire import Draining, LeaseGone, NotReady
 from sandboxes.errors import BackendError, EngineUnavailable, NodeGone, SandboxError, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, SandboxSpec, Usage
@@ -38,6 +37,7 @@ NODE_LAUNCH_S = 45.0
 DESTROY_S = 80.0
 LOOK_S = 8.0  # a node that does not answer is waited for so long: its NodeHost may just be coming back
 PAUSE_S = 0.05
+REMEMBERED = 20_000
 MOVING_PAUSE_S = 0.1
 GONE = "the node that it ran on is gone"
 
@@ -70,6 +70,7 @@ class RayBackend(Backend):
         self._nodes = Nodes(owner, self._leases)
         self._opened = False
         self._undoing: set[asyncio.Task[None]] = set()
+        self._places: dict[str, Place] = {}  # by key: where this host has seen its sandbox
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class RayBackend(Backend):
         try:
             if self._opened:
                 return await self._nodes.problems()
-            await self.open()
+            await self.open(launching=False)
             try:
                 return await self._nodes.problems()
             finally:
@@ -116,21 +117,29 @@ class RayBackend(Backend):
         except asyncio.CancelledError:
             await _finished(self._undone(work))
             raise
+        self._remember(handle)
         return handle
 
     async def lookup(self, key: str) -> Handle | None:
         lease = await self._leases.find(lease_name(self._owner.id, key))
-        if lease is not None:
-            if not lease.node:
-                raise NodeGone(GONE)
-            found = await self._ask_at(lease, "lookup", key=key)
-            return None if found is None else loaded(found)
-        answers = await self._nodes.ask_all("lookup", LOOK_S, key=key)
-        return next((loaded(found) for found in answers if found is not None), None)
+        if lease is None:  # its files are under another name, or there is nothing
+            answers = await self._nodes.ask_all("lookup", LOOK_S, key=key)
+            return next((loaded(found) for found in answers if found is not None), None)
+        if not lease.node:
+            raise NodeGone(GONE)
+        found = await self._ask_at(lease, "lookup", key=key)
+        if found is not None:
+            return loaded(found)
+        seen = self._places.get(key)
+        if seen is not None and not lease.node.startswith(seen.node):
+            raise NodeGone(GONE)
+        return None
 
     async def connect(self, handle: Handle) -> Channel:
         place = _place(handle)
-        return await self._persist(handle, lambda: ray_peer.attach(self._owner, place, handle))
+        channel = await self._persist(handle, lambda: ray_peer.attach(self._owner, place, handle))
+        self._remember(handle)
+        return channel
 
     async def poll(self, handle: Handle) -> Status:
         found = await self._at(handle, "poll", LOOK_S)
@@ -145,6 +154,8 @@ class RayBackend(Backend):
         except NodeGone:
             if not keep_workspace:
                 await self._give_up(handle.workspace)
+        if not keep_workspace:
+            self._places.pop(handle.key, None)
 
     async def remove_workspace(self, workspace: str) -> None:
         lease = await self._leases.find(lease_name(self._owner.id, workspace))
@@ -211,7 +222,7 @@ class RayBackend(Backend):
             except Draining:
                 avoid.add(lease.node)
                 await self._leases.remove(lease.id)
-            except (Unreachable, NodeGone):
+            except (Unreachable, NodeGone, NotReady):
                 await asyncio.sleep(MOVING_PAUSE_S)
                 await self._nodes.refresh_soon()
             except BackendError:
@@ -220,6 +231,11 @@ class RayBackend(Backend):
                 raise
             else:
                 return loaded(found["handle"]), bool(found["fresh"])
+
+    def _remember(self, handle: Handle) -> None:
+        self._places[handle.key] = _place(handle)
+        while len(self._places) > REMEMBERED:
+            del self._places[next(iter(self._places))]
 
     def _undo_later(self, work: asyncio.Task[tuple[Handle, bool]]) -> None:
         task = asyncio.create_task(self._undone(work), name="ray undo")
@@ -260,12 +276,19 @@ class RayBackend(Backend):
         entry = await self._nodes.entry(lease.node)
         if entry is None or entry.place is None:
             raise NodeGone(GONE) if entry is None else EngineUnavailable(f"the node {entry.host}: {entry.problem}")
-        try:
-            return await self._nodes.ask(entry, op, LOOK_S, **arguments)
-        except Unreachable:
-            if await self._nodes.gone(entry.place):
-                raise NodeGone(GONE) from None
-            raise
+        deadline = asyncio.get_running_loop().time() + LOOK_S
+        while True:
+            try:
+                return await self._nodes.ask(entry, op, LOOK_S, **arguments)
+            except Unreachable as error:
+                if await self._nodes.gone(entry.place, refused=error.refused):
+                    raise NodeGone(GONE) from None
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            except NotReady:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
     async def _persist(self, handle: Handle, ask: Callable[[], Awaitable[T]]) -> T:
         """Asks again while the node may come back: its NodeHost is back within seconds. Raises NodeGone when the node
@@ -273,11 +296,16 @@ class RayBackend(Backend):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LOOK_S
         while True:
+            if self._nodes.over(_place(handle)):
+                raise NodeGone(GONE, sandbox=handle.sandbox_id)
             try:
                 return await ask()
             except Unreachable as error:
                 if await self._nodes.gone(_place(handle), refused=error.refused) or await self._moved(handle):
                     raise NodeGone(GONE, sandbox=handle.sandbox_id) from None
+                if loop.time() >= deadline:
+                    raise
+            except NotReady:
                 if loop.time() >= deadline:
                     raise
             await asyncio.sleep(PAUSE_S)
@@ -291,11 +319,6 @@ class RayBackend(Backend):
         except SandboxError:
             return False
         return lease is None or lease.node[: ray_names.SHORT] != _place(handle).node
-
-
-def owner_from(path: Path) -> Owner:
-    """The cluster's owner, as every node and every tool host has it in a file. Raises OSError, ValueError."""
-    return ray_names.read_owner(path)
 
 
 def _place(handle: Handle) -> Place:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sandboxes.backends import ray_wire
-from sandboxes.backends.ray_names import NODE_LABEL, RESOURCE, LocalSettings, NodeSettings, actor_name
+from sandboxes.backends.ray_names import NODE_LABEL, RESOURCE, STARTING, LocalSettings, NodeSettings, actor_name, digest
 from sandboxes.environment import Environment, Mount
 from sandboxes.errors import EngineUnavailable, IsolationUnavailable, NoCapacity, SandboxError
 
@@ -29,7 +29,7 @@ THREADS = 48
 # Without room for so long, there is none: what has just become free is told to the head a moment later.
 NO_ROOM_S = 1.5
 PLACE_S = 20.0
-DESCRIBE_S = 5.0
+DESCRIBE_S = 3.0
 PAUSES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 FULL = frozenset({"NO_RESOURCES", "INFEASIBLE"})
 
@@ -41,6 +41,7 @@ class Bridge:
         self._settings: NodeSettings
         self._owner_id = ""
         self._hosts: dict[str, Any] = {}  # actor handles by node id
+        self._known: dict[str, dict[str, Any]] = {}  # what NodeHosts said that have started
         self._lock = threading.Lock()
         self._describing = ThreadPoolExecutor(THREADS)
 
@@ -60,12 +61,16 @@ class Bridge:
                 configure_logging=False,
             )
         except Exception as error:
-            raise EngineUnavailable(f"no connection to the Ray cluster {address}: {short(error)}") from error
+            raise EngineUnavailable(f"no connection to the Ray cluster {address}: {reason(error)}") from error
         return {"version": ray.__version__}
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Every node that takes sessions and the head knows; a NodeHost is made where there is none."""
+    def nodes(self, again: list[str], renew: bool) -> list[dict[str, Any]]:
+        """Every node that takes sessions and the head knows; a NodeHost is made where there is none. What is known of a
+        node is not asked again, except for those in `again`. `renew`: one with other settings is replaced."""
         import ray
+
+        for ident in again:
+            self._known.pop(ident, None)
 
         def entry(node: dict[str, Any]) -> dict[str, Any]:
             ident, capacity = str(node["NodeID"]), int(node["Resources"][RESOURCE])
@@ -74,7 +79,7 @@ class Bridge:
                 "host": str(node["NodeManagerAddress"]),
                 "raylet": int(node["NodeManagerPort"]),
                 "capacity": capacity,
-                **self._describe(ident, capacity),
+                **self._describe(ident, capacity, renew),
             }
 
         known = ray.nodes()  # type: ignore[no-untyped-call]
@@ -154,19 +159,28 @@ class Bridge:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _describe(self, node_id: str, capacity: int) -> dict[str, Any]:
+    def _describe(self, node_id: str, capacity: int, renew: bool) -> dict[str, Any]:
         import ray
 
+        if node_id in self._known:
+            return self._known[node_id]
         try:
             with self._lock:
                 host = self._hosts.get(node_id)
                 if host is None:
                     host = self._hosts[node_id] = self._host(node_id, capacity)
             said: dict[str, Any] = ray.get(host.describe.remote(), timeout=DESCRIBE_S)
+            if renew and said.get("settings") != digest(self._settings):
+                ray.kill(host)
+                with self._lock:
+                    self._hosts.pop(node_id, None)
+                return {"place": None, "problem": STARTING}
         except Exception as error:  # noqa: BLE001  # one node that cannot does not keep the others from it
             with self._lock:
                 self._hosts.pop(node_id, None)
             return {"place": None, "problem": f"its NodeHost does not answer: {short(error)}"}
+        if said["place"] is not None:
+            self._known[node_id] = said
         return said
 
     def _host(self, node_id: str, capacity: int) -> Any:
@@ -209,6 +223,19 @@ def environment_from(fields: dict[str, Any]) -> Environment:
         fields["python_version"],
         fields["search_path"],
     )
+
+
+def reason(error: BaseException) -> str:
+    """Why Ray does not connect, and what to do where that is known. Ray's own first line names no cause."""
+    causes: list[BaseException] = [error]
+    while (before := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(before)
+    said = "\n".join(str(cause) for cause in causes)
+    if "InvalidAuthToken" in said or "AuthenticationError" in said:
+        return "the head refused the token, or there is none here; it is the same file on every machine"
+    if "Version mismatch" in said:
+        return f"versions differ: {' '.join(said[said.index('The cluster was started') :].split())[:250]}"
+    return short(error)
 
 
 def short(error: BaseException) -> str:

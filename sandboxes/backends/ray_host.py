@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from sandboxes.backends.ray_names import NodeSettings, read_owner, workspace_of
+from sandboxes.backends.ray_names import NodeSettings, digest, read_owner, workspace_of
 from sandboxes.backends.ray_node import Node
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,9 @@ class NodeHost:
         self._host = str(get_node_ip_address())  # type: ignore[no-untyped-call]
         self._problem = ""
         self._node: Node | None = None
+        _be_as_a_host()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="toolhost-node", daemon=True).start()
-        _raise_file_limit()
         self._start()
 
     def describe(self) -> dict[str, Any]:
@@ -53,7 +54,8 @@ class NodeHost:
             self._start()
         node = self._node
         place = None if node is None or node.place is None else str(node.place)
-        return {"place": place, "problem": self._problem if node is None else node.problem}
+        problem = self._problem if node is None else node.problem
+        return {"place": place, "problem": problem, "settings": digest(self._settings)}
 
     def _start(self) -> None:
         try:
@@ -125,7 +127,13 @@ def release(lease: str) -> None:
     remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(lease))))
 
 
-def _raise_file_limit() -> None:
-    """Every sandbox takes a few descriptors."""
+def _be_as_a_host() -> None:
+    """Ray starts its workers as what may wait and may be killed first (nice 15, out-of-memory score 1000), and
+    sandboxes inherit that. Every sandbox takes a few descriptors. Threads that start later have what the first has."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+        Path("/proc/self/oom_score_adj").write_text("0")
+    except OSError as error:
+        log.warning("sandboxes run with Ray's low priority (%s): start Ray with RAY_worker_niceness=0", error)

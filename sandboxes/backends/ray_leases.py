@@ -19,11 +19,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from sandboxes.backends import ray_wire
-from sandboxes.backends.ray_names import NodeSettings
+from sandboxes.backends.ray_names import NodeSettings, plain
 from sandboxes.errors import EngineUnavailable, IsolationUnavailable, SandboxError
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Leases:
             "address": address,
             "namespace": namespace,
             "owner_id": owner_id,
-            "settings": _plain(dataclasses.asdict(settings)),
+            "settings": plain(dataclasses.asdict(settings)),
         }
         self._environment = dict(environment)
         self._ids = itertools.count(1)
@@ -70,6 +69,7 @@ class Leases:
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+        self._lived = False
         self._said: collections.deque[str] = collections.deque(maxlen=LINES_KEPT)
         self._why: SandboxError = EngineUnavailable("the connection to Ray is being made; try again")
 
@@ -95,8 +95,10 @@ class Leases:
             await asyncio.gather(self._running, return_exceptions=True)
             self._running = None
 
-    async def nodes(self) -> list[dict[str, Any]]:
-        found = await self._call("nodes", CALL_S)
+    async def nodes(self, again: Sequence[str] = (), *, renew: bool = False) -> list[dict[str, Any]]:
+        """The nodes that take sessions. `again`: ids of those that must be asked anew where they are. `renew`: a
+        NodeHost that has other settings than these is replaced; its sandboxes live on."""
+        found = await self._call("nodes", CALL_S, again=list(again), renew=renew)
         return [node for node in found if isinstance(node, dict)]
 
     async def lease(self, name: str, avoid: Sequence[str] = ()) -> Lease:
@@ -149,10 +151,8 @@ class Leases:
             except SandboxError as error:
                 self._why = error
                 log.warning("%s", error.message)
-            if self._ready.is_set():
-                failures = 0
-                self._ready.clear()
-                self._why = EngineUnavailable("the connection to the Ray cluster is lost and is being made anew")
+            if self._lived:
+                failures, self._lived = 0, False
                 log.warning("the bridge to Ray has ended (%s); it is started again", self._last_words())
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
             failures += 1
@@ -189,8 +189,12 @@ class Leases:
                 raise EngineUnavailable(f"the bridge to Ray has ended: {self._last_words()}")
             starting.result()
             self._ready.set()
+            self._lived = True
             await reading
         finally:
+            if self._ready.is_set():
+                self._ready.clear()
+                self._why = EngineUnavailable("the connection to the Ray cluster is lost and is being made anew")
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
@@ -208,8 +212,12 @@ class Leases:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            fields = json.loads(line)
-            waiting = self._waiting.get(fields.get("id"))
+            try:
+                fields = json.loads(line)
+                waiting = self._waiting.get(fields.get("id"))
+            except (ValueError, AttributeError):
+                log.warning("the bridge to Ray says what is not of its protocol: it is started again")
+                return
             if waiting is None or waiting.done():
                 continue
             if "error" in fields:
@@ -224,12 +232,3 @@ class Leases:
 
     def _last_words(self) -> str:
         return self._said[-1] if self._said else "it said nothing"
-
-
-def _plain(value: Any) -> Any:
-    """With what JSON has not, as what it has."""
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, frozenset | tuple | list):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, PurePath) else value

@@ -21,7 +21,7 @@ from typing import Any
 from sandboxes.backends import ray_local, ray_wire
 from sandboxes.backends.base import Backend, Channel, Life
 from sandboxes.backends.ray_feed import Feed
-from sandboxes.backends.ray_names import NAME, NodeSettings, Place, loaded, stored
+from sandboxes.backends.ray_names import NAME, STARTING, NodeSettings, Place, loaded, stored
 from sandboxes.backends.ray_relay import Operation, Relay
 from sandboxes.backends.ray_versions import versions
 from sandboxes.errors import BackendError, EngineUnavailable, NoCapacity, SandboxError
@@ -31,6 +31,7 @@ from sandboxes.spec import Handle, Limits, SandboxSpec
 log = logging.getLogger(__name__)
 
 OPEN_RETRY_S = 5.0
+LAUNCHES = 8  # at once; a local backend's deadline is for one launch, not for those before it
 STRAY_ROUNDS = 2  # a sandbox is seen without a lease so often before it is ended
 RELEASED_KEPT = 4096
 
@@ -66,9 +67,10 @@ class Node:
         self._last_used: dict[str, float] = {}  # by sandbox id: when a tool host was last connected
         self._last_leases = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._launching = asyncio.Semaphore(LAUNCHES)
         self._draining = False
         self._opened = False
-        self.problem = "it is starting"
+        self.problem = STARTING
         self.place: Place | None = None
         operations: dict[str, Operation] = {
             "launch": self._launch,
@@ -147,7 +149,8 @@ class Node:
 
     def _usable(self) -> None:
         if not self._opened:
-            raise EngineUnavailable(f"the node {self._host} takes no sessions: {self.problem}")
+            kind = ray_wire.NotReady if self.problem == STARTING else EngineUnavailable
+            raise kind(f"the node {self._host} takes no sessions: {self.problem}")
 
     # --- operations --------------------------------------------------------------------------------------------------
 
@@ -162,7 +165,8 @@ class Node:
             if running is None and self._draining and workspace not in await self._local.list_workspaces():
                 raise ray_wire.Draining(f"the node {self._host} takes no new sessions")
             try:
-                handle = await self._local.launch(key, spec, workspace)
+                async with self._launching:
+                    handle = await self._local.launch(key, spec, workspace)
             except NoCapacity as error:
                 raise NoCapacity(f"at capacity: the node {self._host} has no room ({error.message})") from error
             self._leases[workspace] = lease
@@ -339,10 +343,13 @@ class Node:
         return lock is not None and lock.locked()
 
     def _outer(self, handle: Handle) -> Handle:
-        return dataclasses.replace(handle, backend=NAME, node=str(self.place))
+        """As the cluster names it. Nodes that share a kernel could give two sandboxes the same instance."""
+        instance = f"{handle.instance}.{self._node}"
+        return dataclasses.replace(handle, backend=NAME, node=str(self.place), instance=instance)
 
     def _inner(self, handle: Handle) -> Handle:
-        return dataclasses.replace(handle, backend=self._local.name, node="")
+        instance = handle.instance.removesuffix(f".{self._node}")
+        return dataclasses.replace(handle, backend=self._local.name, node="", instance=instance)
 
     def _spawn(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=name)

@@ -14,8 +14,9 @@ from typing import Any
 
 from sandboxes.backends.base import Problem
 from sandboxes.backends.ray_leases import Leases
-from sandboxes.backends.ray_names import RESOURCE, SHORT, NodeInfo, Place
+from sandboxes.backends.ray_names import RESOURCE, SHORT, STARTING, NodeInfo, Place
 from sandboxes.backends.ray_peer import Peer, Unreachable
+from sandboxes.backends.ray_wire import NotReady
 from sandboxes.errors import BackendError, EngineUnavailable, IsolationUnavailable, NodeGone, SandboxError
 from sandboxes.owner import Owner
 
@@ -60,6 +61,7 @@ class Nodes:
         self._peers: dict[Place, Peer] = {}
         self._task: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
+        self._renew = False
         self.fresh = False
 
     async def open(self, *, launching: bool = True) -> None:
@@ -69,12 +71,14 @@ class Nodes:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OPEN_S
+        self._renew = launching
         while True:
             await self.refresh()
-            waiting = [entry for entry in self._entries.values() if entry.place is None]
+            waiting = [entry for entry in self._entries.values() if entry.place is None or entry.problem == STARTING]
             if not waiting or loop.time() >= deadline:
                 break
             await asyncio.sleep(START_PAUSE_S)
+        self._renew = False  # once: hosts with different settings must not go on replacing each other's
         problems = [entry.problem for entry in self._entries.values() if entry.problem]
         if launching and problems and len(problems) == len(self._entries):
             raise IsolationUnavailable(f"no node of the cluster takes sessions: {problems[0]}")
@@ -143,12 +147,16 @@ class Nodes:
         Its machine says so itself, when nothing listens at the ports of its relay and of Ray any more (a NodeHost alone
         that has died is back soon); or the head does.
         """
-        seen = self._seen.get(place.node)
-        if seen is None:
-            return False
-        if self.fresh and not any(ident.startswith(place.node) for ident in self._entries):
+        if self.over(place):
             return True
-        return refused and await _refused(*seen)
+        seen = self._seen.get(place.node)
+        return refused and seen is not None and await _refused(*seen)
+
+    def over(self, place: Place) -> bool:
+        """Whether the head has given up a node that this host has seen."""
+        if not self.fresh or place.node not in self._seen:
+            return False
+        return not any(ident.startswith(place.node) for ident in self._entries)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -163,7 +171,8 @@ class Nodes:
         return await self.peer(entry.place).call(op, deadline_s, **arguments)
 
     async def ask_all(self, op: str, deadline_s: float, **arguments: Any) -> list[Any]:
-        """What every node says. One that is gone says nothing; one that does not answer is waited for a while.
+        """What every node says. One that is gone, or has said that it takes no sessions, says nothing; one that does
+        not answer is waited for a while.
 
         Raises EngineUnavailable.
         """
@@ -181,12 +190,16 @@ class Nodes:
                 return True, await self.ask(entry, op, deadline_s, **arguments)
             except NodeGone:
                 return False, None
-            except Unreachable as error:
+            except (Unreachable, NotReady) as error:
                 assert entry.place is not None
-                if await self.gone(entry.place, refused=error.refused):
+                if isinstance(error, Unreachable) and await self.gone(entry.place, refused=error.refused):
                     return False, None
                 if loop.time() >= deadline:
                     raise
+            except EngineUnavailable:
+                if entry.problem in ("", STARTING):
+                    raise
+                return False, None
             await asyncio.sleep(PAUSE_S)
 
     async def problems(self) -> list[Problem]:
@@ -225,8 +238,9 @@ class Nodes:
             await self.refresh()
 
     async def _refresh(self) -> None:
+        again = [entry.id for entry in self._entries.values() if entry.problem or entry.place is None]
         try:
-            found = await self._leases.nodes()
+            found = await self._leases.nodes(again, renew=self._renew)
         except SandboxError:
             self.fresh = False
             raise
@@ -235,8 +249,10 @@ class Nodes:
             self._seen[entry.id[:SHORT]] = (entry.host, entry.raylet)
         while len(self._seen) > FORGET:
             del self._seen[next(iter(self._seen))]
-        self._entries = {entry.id: entry for entry in await asyncio.gather(*(self._status(e) for e in entries))}
+        # Who is there is known now; what each says of itself may take a while.
+        self._entries = {entry.id: self._as_before(entry) for entry in entries}
         self.fresh = True
+        self._entries = {entry.id: entry for entry in await asyncio.gather(*(self._status(e) for e in entries))}
         places = {entry.place for entry in entries}
         for place in [place for place in self._peers if place not in places]:
             await self._peers.pop(place).close()
@@ -251,6 +267,10 @@ class Nodes:
             place=Place.parse(place) if place else None,
             problem=str(fields.get("problem") or ("" if place else "its NodeHost has not started yet")),
         )
+
+    def _as_before(self, entry: Entry) -> Entry:
+        known = self._entries.get(entry.id)
+        return entry if known is None or known.place != entry.place else known
 
     async def _status(self, entry: Entry) -> Entry:
         if entry.place is None:

@@ -21,7 +21,8 @@ from sandboxes.errors import EngineUnavailable, SandboxError
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle
 
-CONNECT_S = 3.0
+CONNECT_S = 1.5  # the kernel there answers this, and a lost packet is sent again after 1 s
+GREET_S = 6.0
 ATTACH_S = 12.0
 
 
@@ -67,7 +68,7 @@ async def _greeted(
         raise Unreachable(f"{place} cannot be reached ({error or 'no answer'})", refused=False) from None
     try:
         tune(writer.transport)
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(GREET_S):
             number = ray_wire.read_greeting(await _line(reader))
         nonce = secrets.token_hex(16)
         writer.write(ray_wire.signed(mac_key, number, {**fields, "nonce": nonce}))
@@ -148,7 +149,7 @@ class Peer:
             if self._writer is None or self._writer.is_closing():
                 mac_key = ray_wire.key(self._owner, ray_wire.CONTROL, "")
                 fields = {"op": ray_wire.CONTROL, "node": self.place.node}
-                reader, self._writer = await _greeted(self.place, mac_key, fields, CONNECT_S, ray_wire.MAX_REPLY)
+                reader, self._writer = await _greeted(self.place, mac_key, fields, GREET_S, ray_wire.MAX_REPLY)
                 self._waiting = {}
                 self._reading = asyncio.create_task(self._read(reader, self._writer), name="ray peer")
             return self._writer

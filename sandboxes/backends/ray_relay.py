@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import socket
@@ -98,36 +99,54 @@ class Relay:
 class _Pipe(asyncio.Protocol):
     """One end of two that are joined: what it receives goes to the other's transport."""
 
-    def __init__(
-        self, other: asyncio.Transport, ended: Callable[[], None] | None = None, held: Channel | None = None
-    ) -> None:
-        self._other = other
+    twin: _Pipe
+
+    def __init__(self, own: asyncio.Transport, ended: Callable[[], None] | None = None) -> None:
+        self._own = own
         self._ended = ended
-        self._held = held  # its writer closes the transport when it is forgotten
+        self._at_end = False
 
     def data_received(self, data: bytes) -> None:
-        self._other.write(data)
+        self.twin._own.write(data)
 
     def pause_writing(self) -> None:
         with contextlib.suppress(RuntimeError):
-            self._other.pause_reading()
+            self.twin._own.pause_reading()
 
     def resume_writing(self) -> None:
         with contextlib.suppress(RuntimeError):
-            self._other.resume_reading()
+            self.twin._own.resume_reading()
 
     def eof_received(self) -> bool:
-        if not self._other.is_closing():
+        """Nothing more comes from here; the other direction may go on. After both, nobody else closes."""
+        self._at_end = True
+        other = self.twin._own
+        if self.twin._at_end:
+            other.close()
+            return False
+        if not other.is_closing():
             with contextlib.suppress(OSError, RuntimeError):
-                self._other.write_eof()
+                other.write_eof()
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._other.is_closing():
-            self._other.close()
-            asyncio.get_running_loop().call_later(FLUSH_S, self._other.abort)
+        other = self.twin._own
+        other.close()
+        asyncio.get_running_loop().call_later(FLUSH_S, other.abort)
         if self._ended is not None:
             self._ended()
+
+
+def _join(outer: asyncio.Transport, channel: Channel, ended: Callable[[], None]) -> None:
+    inner = cast(asyncio.Transport, channel.writer.transport)
+    one, two = _Pipe(outer, ended), _Pipe(inner, functools.partial(_forget, channel))
+    one.twin, two.twin = two, one
+    inner.set_protocol(two)
+    outer.set_protocol(one)
+
+
+def _forget(channel: Channel) -> None:
+    """Holds it until then: a channel's writer closes its transport when nobody holds it."""
 
 
 class _Connection(asyncio.Protocol):
@@ -241,7 +260,6 @@ class _Connection(asyncio.Protocol):
             await channel.close()
             return
         self._answer(mac_key, nonce, {"ok": True})
-        inner = cast(asyncio.Transport, channel.writer.transport)
         attached = relay.attached
         attached[handle.sandbox_id] = attached.get(handle.sandbox_id, 0) + 1
 
@@ -252,8 +270,7 @@ class _Connection(asyncio.Protocol):
                 del attached[handle.sandbox_id]
 
         # The agent says nothing before it was greeted, so nothing of it is in the channel's reader.
-        inner.set_protocol(_Pipe(self._transport))
-        self._transport.set_protocol(_Pipe(inner, ended, channel))
+        _join(self._transport, channel, ended)
         self._transport.resume_reading()
 
     # --- in control --------------------------------------------------------------------------------------------------
@@ -294,6 +311,8 @@ class _Connection(asyncio.Protocol):
                 raise BackendError(f"the node does not know {op[:40]!r}: its toolhost is of another version")
             answer = {"ok": await operation(arguments)}
         except SandboxError as error:
+            if isinstance(error, EngineUnavailable):
+                log.warning("%s: %s", op, error.message, exc_info=error.__cause__)
             answer = ray_wire.error_fields(error)
         except asyncio.CancelledError:
             answer = ray_wire.error_fields(EngineUnavailable("it was cancelled"))

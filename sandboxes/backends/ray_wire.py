@@ -116,6 +116,10 @@ class Draining(BackendError):
     """The node takes no new sessions."""
 
 
+class NotReady(EngineUnavailable):
+    """The node's process has just started and will answer in a moment."""
+
+
 class LeaseGone(BackendError):
     """The lease was given back while somebody was about to use it: it must be asked for again."""
 
@@ -131,6 +135,7 @@ ERRORS: dict[str, type[SandboxError]] = {
         LeaseGone,
         NoCapacity,
         NodeGone,
+        NotReady,
         StateLost,
     )
 }

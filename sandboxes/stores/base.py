@@ -1,6 +1,6 @@
 """The contract of a store: session records, resources and receipts, with compare-and-set on a session's version.
 
-Above: `manager` and `reaper`. Below: SQLite, memory, later Redis.
+Above: `manager` and `reaper`. Below: SQLite, memory, Redis. A `SharedStore` serves several hosts (replicas) at once.
 Methods are coroutines and may raise StoreUnavailable (disk full, locked). A method that returned has committed: it
 survives `kill -9` of the process. Nothing is half written.
 """
@@ -19,7 +19,8 @@ class SessionRecord:
     """What is kept of a session. `phase` is a name of `lifecycle`'s table; `version` is raised by every write.
 
     `epoch` and `sequence` are the last ones given out. `handle` is None when it has no sandbox. `lost_reason` waits to
-    be told with the next outcome. `incarnation` tells a session from an earlier, closed one of the same key.
+    be told with the next outcome. `node` is where its files are. `incarnation` tells a session from an earlier, closed
+    one of the same key.
     """
 
     key: SessionKey
@@ -33,6 +34,7 @@ class SessionRecord:
     sequence: int = 0
     handle: Handle | None = None
     workspace: str | None = None
+    node: str = ""
     lost_reason: str | None = None
     closed_at: float | None = None
     close_reason: str | None = None
@@ -129,3 +131,50 @@ class Store(abc.ABC):
     @abc.abstractmethod
     async def prune(self, *, closed_before: float, outcomes_before: float) -> int:
         """Forgets closed sessions' records, and the texts of outcomes, older than that. Returns how many rows."""
+
+
+class SharedStore(Store):
+    """A store that several replicas use at once, and by which they know of each other.
+
+    A replica lives as long as it beats. It holds a session while connections are attached to it there, or a call of it
+    runs there. The hold of a replica that is dead counts for nothing.
+    """
+
+    @abc.abstractmethod
+    async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> bool:
+        """This replica lives for so long from now, and says this of itself (JSON values).
+
+        Returns whether it lived until now.
+        """
+
+    @abc.abstractmethod
+    async def leave(self, replica: str) -> None:
+        """This replica stops: its holds count no more."""
+
+    @abc.abstractmethod
+    async def replicas(self) -> Mapping[str, Mapping[str, object]]:
+        """What those that live have said of themselves."""
+
+    @abc.abstractmethod
+    async def hold(self, key: SessionKey, incarnation: str, replica: str, *, attached: bool) -> bool:
+        """Whether it is held now: False when this incarnation is closing or closed, and then nothing has changed."""
+
+    @abc.abstractmethod
+    async def release(self, key: SessionKey, replica: str) -> None:
+        """The replica holds it no longer. Idempotent."""
+
+    @abc.abstractmethod
+    async def holders(self, key: SessionKey, *, dead: bool = False) -> Mapping[str, bool]:
+        """The replicas that hold it and live (`dead`: that do not); whether with connections attached."""
+
+    @abc.abstractmethod
+    async def put_alone(self, record: SessionRecord, *, expected_version: int, replica: str) -> SessionRecord:
+        """`put`, unless another replica that lives holds the session with connections attached.
+
+        The own hold ends in the same moment, also when it raises: of several that leave, the last one gets through.
+        Raises SessionHeld, StoreConflict.
+        """
+
+    @abc.abstractmethod
+    async def parts_version(self, key: SessionKey, resource: str) -> int:
+        """Raised by every `put_parts` of this resource; 0: there was none in this session."""

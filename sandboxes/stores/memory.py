@@ -1,19 +1,26 @@
-"""A store that lives as long as its object: for tests, and for hosts that keep nothing."""
+"""A store that lives as long as its object: for tests, and for hosts that keep nothing. Hosts of one process may share
+it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
-from sandboxes.errors import StoreConflict
+from sandboxes.errors import SessionHeld, StoreConflict
+from sandboxes.lifecycle import Phase
 from sandboxes.spec import SessionKey
-from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord, Store
+from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord, SharedStore
 
 
-class MemoryStore(Store):
-    """Dictionaries. Nothing in it waits, so every method is atomic on the event loop."""
+class MemoryStore(SharedStore):
+    """Dictionaries. Nothing in it waits, so every method is atomic on the event loop. `clock`: seconds, for beats."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._beats: dict[str, tuple[float, Mapping[str, object]]] = {}
+        self._holds: dict[SessionKey, dict[str, bool]] = {}
+        self._versions: dict[tuple[SessionKey, str], int] = {}
         self._sessions: dict[SessionKey, list[SessionRecord]] = {}
         self._attempts: dict[tuple[SessionKey, str], AttemptRecord] = {}
         self._resources: dict[SessionKey, dict[str, dict[str, bytes]]] = {}
@@ -40,7 +47,9 @@ class MemoryStore(Store):
             written = dataclasses.replace(record, version=expected_version + 1)
             records[-1] = written
         if written.closed_at is not None:
-            self._resources.pop(record.key, None)
+            self._holds.pop(record.key, None)
+            for name in self._resources.pop(record.key, {}):
+                self._versions.pop((record.key, name), None)
         return written
 
     async def list(self, which: SessionFilter) -> Sequence[SessionRecord]:
@@ -74,6 +83,7 @@ class MemoryStore(Store):
 
     async def put_parts(self, key: SessionKey, resource: str, parts: Mapping[str, bytes | None]) -> None:
         kept = self._resources.setdefault(key, {}).setdefault(resource, {})
+        self._versions[key, resource] = self._versions.get((key, resource), 0) + 1
         for name, state in parts.items():
             if state is None:
                 kept.pop(name, None)
@@ -101,3 +111,42 @@ class MemoryStore(Store):
                 self._attempts[at] = dataclasses.replace(attempt, outcome=None, pruned=True)
                 rows += 1
         return rows
+
+    # --- several hosts -----------------------------------------------------------------------------------------------
+
+    async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> bool:
+        lived = replica in await self.replicas()
+        self._beats[replica] = (self._clock() + ttl_s, dict(said))
+        return lived
+
+    async def leave(self, replica: str) -> None:
+        self._beats.pop(replica, None)
+
+    async def replicas(self) -> Mapping[str, Mapping[str, object]]:
+        now = self._clock()
+        self._beats = {replica: beat for replica, beat in self._beats.items() if beat[0] > now}
+        return {replica: said for replica, (_, said) in self._beats.items()}
+
+    async def hold(self, key: SessionKey, incarnation: str, replica: str, *, attached: bool) -> bool:
+        newest = await self.get(key)
+        if newest is None or newest.incarnation != incarnation or newest.phase in (Phase.CLOSING, Phase.CLOSED):
+            return False
+        self._holds.setdefault(key, {})[replica] = attached
+        return True
+
+    async def release(self, key: SessionKey, replica: str) -> None:
+        self._holds.get(key, {}).pop(replica, None)
+
+    async def holders(self, key: SessionKey, *, dead: bool = False) -> Mapping[str, bool]:
+        living = await self.replicas()
+        holds = self._holds.get(key, {})
+        return {replica: attached for replica, attached in holds.items() if (replica in living) is not dead}
+
+    async def put_alone(self, record: SessionRecord, *, expected_version: int, replica: str) -> SessionRecord:
+        await self.release(record.key, replica)
+        if any((await self.holders(record.key)).values()):
+            raise SessionHeld("another host has the session in use", session=str(record.key))
+        return await self.put(record, expected_version=expected_version)
+
+    async def parts_version(self, key: SessionKey, resource: str) -> int:
+        return self._versions.get((key, resource), 0)

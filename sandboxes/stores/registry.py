@@ -8,6 +8,7 @@ from sandboxes.stores.base import Store
 
 STORES = {
     "sqlite": "sandboxes.stores.sqlite:SqliteStore",
+    "redis": "sandboxes.stores.redis:RedisStore",
     "memory": "sandboxes.stores.memory:MemoryStore",
 }
 

@@ -72,6 +72,9 @@ class FakeAgent:
 
     def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers on a connection, until it ends."""
+        if self._over:  # it died while the connection was made
+            writer.close()
+            return
         self._writers.add(writer)
         self._spawn(self._serve(reader, writer))
 
@@ -196,7 +199,9 @@ class FakeAgent:
                     self._new_epoch()
                 await reply("ok", epoch=self._epoch)
             case "status":
-                await reply("ok", status={"state": self._state(), "epoch": self._epoch, "sequence": self._sequence})
+                runs = self._running.attempt if self._running else None
+                status = {"state": self._state(), "epoch": self._epoch, "sequence": self._sequence, "running": runs}
+                await reply("ok", status=status)
             case "files":
                 await self._files(frame, reply, fail)
             case "stop":

@@ -109,7 +109,10 @@ class FakePython:
         def kill(pid: int, signal: int) -> None:
             raise Died(signal=signal)
 
-        return SimpleNamespace(_exit=leave, kill=kill, getpid=lambda: 2, abort=lambda: kill(2, 6))
+        def fsync(fd: int) -> None:
+            """What is flushed is kept."""
+
+        return SimpleNamespace(_exit=leave, kill=kill, getpid=lambda: 2, abort=lambda: kill(2, 6), fsync=fsync)
 
     def _signal(self) -> object:
         def handle(number: int, handler: object) -> None:
@@ -125,9 +128,15 @@ class FakePython:
             return io.StringIO(files[name].decode())
 
         class Writing(io.StringIO):
+            def fileno(self) -> int:
+                return 3
+
+            def flush(self) -> None:
+                files[name] = self.getvalue().encode()
+
             def close(self) -> None:
                 if not self.closed:
-                    files[name] = self.getvalue().encode()
+                    self.flush()
                 super().close()
 
         return Writing()

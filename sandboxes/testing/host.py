@@ -25,6 +25,7 @@ class Recorder(NullObserver):
         self.changes: list[tuple[SessionKey, Changed]] = []
         self.failures: list[tuple[str, BaseException]] = []
         self.starts: list[str] = []
+        self.on_failure: Callable[[], None] = lambda: None
 
     def session_changed(self, key: SessionKey, changed: Changed) -> None:
         self.changes.append((key, changed))
@@ -34,6 +35,7 @@ class Recorder(NullObserver):
 
     def failed(self, where: str, error: BaseException) -> None:
         self.failures.append((where, error))
+        self.on_failure()
 
 
 @dataclasses.dataclass
@@ -93,7 +95,8 @@ class SuiteHost:
 async def crash(manager: SessionManager) -> None:
     """What is left of a manager after `kill -9` of its process: nothing, and it said goodbye to nobody."""
     keeper = manager._keeper
-    tasks = [manager._sweeping, manager._pool._task, keeper._settling, *keeper._tasks]
+    beating = manager._replica._beating if manager._replica is not None else None
+    tasks = [manager._sweeping, manager._pool._task, keeper._settling, beating, *keeper._tasks]
     tasks += [run.task for session in keeper.sessions.values() for run in session.runs.values()]
     ended = [task for task in tasks if task is not None]
     manager._pool._task = manager._sweeping = None
@@ -107,6 +110,11 @@ async def crash(manager: SessionManager) -> None:
     for sandbox in manager._pool._ready:
         sandbox.on_lost = None
         await sandbox.close()
+    late = list(keeper._tasks)
+    for task in late:
+        if task.get_name() != "disconnect":  # that only frees sockets of this process; the rest would be a farewell
+            task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
     await manager._store.close()
     await manager._backend.close()
 

@@ -1,4 +1,5 @@
-"""The contract suite of stores. A test module has `class TestStore(StoreSuite)` and a fixture `store`, opened."""
+"""The contract suites of stores. A test module has `class TestStore(StoreSuite)` and a fixture `store`, opened; for a
+shared store also `class TestSharedStore(SharedStoreSuite)` with a fixture `shared_store`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import dataclasses
 
 import pytest
 
-from sandboxes.errors import StoreConflict
+from sandboxes.errors import SessionHeld, StoreConflict
 from sandboxes.spec import (
     Cause,
     CauseKind,
@@ -24,7 +25,7 @@ from sandboxes.spec import (
     SessionKey,
     State,
 )
-from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord, Store
+from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord, SharedStore, Store
 
 KEY = SessionKey("alice", KeyKind.REQUEST, "a")
 OTHER = SessionKey("bob", KeyKind.REQUEST, "a")
@@ -83,7 +84,15 @@ class StoreSuite:
     async def test_a_record_comes_back_whole(self, store: Store) -> None:
         handle = Handle("fake", "k", "s", "i", "w", "n", 2.5)
         record = record_of(
-            handle=handle, workspace="w", lost_reason="r", ttl_s=5.0, epoch=3, sequence=9, calls=2, last_used_at=7.25
+            handle=handle,
+            workspace="w",
+            node="n",
+            lost_reason="r",
+            ttl_s=5.0,
+            epoch=3,
+            sequence=9,
+            calls=2,
+            last_used_at=7.25,
         )
         written = await store.put(record, expected_version=None)
         assert written == dataclasses.replace(record, version=1)
@@ -196,3 +205,95 @@ class StoreSuite:
         assert await store.prune(closed_before=3.5, outcomes_before=0.0) == 4
         assert await store.get(KEY) is None
         assert await store.attempt(KEY, "old") is None
+
+    async def test_a_long_outcome_comes_back_whole(self, store: Store) -> None:
+        await store.put(record_of(), expected_version=None)
+        long = settled(attempt_of("long"), value="\u00e9\x00\n" * 1_000_000)
+        await store.settle(long, settled(attempt_of("short")))
+        assert await store.attempt(KEY, "long") == long
+        assert [a.attempt_id for a in await store.attempts(KEY)] == ["long", "short"]
+
+    async def test_many_are_listed_pruned_and_searched(self, store: Store) -> None:
+        for number in range(1203):
+            key = SessionKey("p", KeyKind.REQUEST, str(number))
+            await store.put(record_of(key, f"i{number}", last_used_at=float(number)), expected_version=None)
+        assert [r.key.id for r in await store.list(SessionFilter())][:3] == ["1202", "1201", "1200"]
+        assert len(await store.list(SessionFilter(limit=5000))) == 1203
+        for record in await store.list(SessionFilter(limit=1150)):
+            closed = dataclasses.replace(record, closed_at=2.0, phase="closed")
+            await store.put(closed, expected_version=record.version)
+        assert len(await store.list(SessionFilter(limit=5000))) == 53
+        assert await store.prune(closed_before=3.0, outcomes_before=0.0) == 1150
+        assert len(await store.list(SessionFilter(include_closed=True, limit=5000))) == 53
+
+
+class SharedStoreSuite:
+    """What replicas know of each other, and that of several that leave a session one closes it."""
+
+    async def test_a_replica_lives_as_long_as_it_beats(self, shared_store: SharedStore) -> None:
+        assert not await shared_store.beat("one", 60, {"pool": ["s"], "n": 1})
+        await shared_store.beat("short", 0.01, {})
+        await asyncio.sleep(0.05)
+        assert await shared_store.replicas() == {"one": {"pool": ["s"], "n": 1}}
+        assert await shared_store.beat("one", 60, {})
+        assert await shared_store.replicas() == {"one": {}}
+        await shared_store.leave("one")
+        await shared_store.leave("nobody")
+        assert await shared_store.replicas() == {}
+
+    async def test_only_an_open_incarnation_is_held_and_only_by_the_living(self, shared_store: SharedStore) -> None:
+        written = await shared_store.put(record_of(), expected_version=None)
+        for replica in ("one", "two"):
+            await shared_store.beat(replica, 60, {})
+        assert not await shared_store.hold(OTHER, "i1", "one", attached=True)
+        assert not await shared_store.hold(KEY, "i9", "one", attached=True)
+        assert await shared_store.hold(KEY, "i1", "one", attached=True)
+        assert await shared_store.hold(KEY, "i1", "two", attached=False)
+        assert await shared_store.hold(KEY, "i1", "dead", attached=True)
+        assert await shared_store.holders(KEY) == {"one": True, "two": False}
+        assert await shared_store.holders(KEY, dead=True) == {"dead": True}
+        await shared_store.release(KEY, "one")
+        await shared_store.leave("two")
+        assert await shared_store.holders(KEY) == {}
+        closing = await shared_store.put(dataclasses.replace(written, phase="closing"), expected_version=1)
+        assert not await shared_store.hold(KEY, "i1", "one", attached=True)
+        await shared_store.put(dataclasses.replace(closing, phase="closed", closed_at=3.0), expected_version=2)
+        assert not await shared_store.hold(KEY, "i1", "one", attached=True)
+
+    async def test_of_those_that_leave_the_last_one_gets_through(self, shared_store: SharedStore) -> None:
+        record = await shared_store.put(record_of(), expected_version=None)
+        closing = dataclasses.replace(record, phase="closing")
+        for replica in ("one", "two", "three"):
+            await shared_store.beat(replica, 60, {})
+            assert await shared_store.hold(KEY, "i1", replica, attached=replica != "three")
+        assert await shared_store.hold(KEY, "i1", "dead", attached=True)
+        with pytest.raises(SessionHeld):
+            await shared_store.put_alone(closing, expected_version=1, replica="one")
+        assert await shared_store.get(KEY) == record
+        assert await shared_store.holders(KEY) == {"two": True, "three": False}
+        with pytest.raises(StoreConflict) as caught:
+            await shared_store.put_alone(closing, expected_version=7, replica="two")
+        assert not isinstance(caught.value, SessionHeld)
+        won = await shared_store.put_alone(closing, expected_version=1, replica="two")
+        assert (won.phase, won.version) == ("closing", 2)
+
+    async def test_of_many_that_leave_at_once_exactly_one_closes(self, shared_store: SharedStore) -> None:
+        record = await shared_store.put(record_of(), expected_version=None)
+        closing = dataclasses.replace(record, phase="closing")
+        for number in range(8):
+            await shared_store.beat(str(number), 60, {})
+            await shared_store.hold(KEY, "i1", str(number), attached=True)
+        leaving = (shared_store.put_alone(closing, expected_version=1, replica=str(number)) for number in range(8))
+        answers = await asyncio.gather(*leaving, return_exceptions=True)
+        assert sum(isinstance(answer, SessionRecord) for answer in answers) == 1
+        assert sum(isinstance(answer, SessionHeld) for answer in answers) == 7
+
+    async def test_every_write_of_a_resource_raises_its_version(self, shared_store: SharedStore) -> None:
+        written = await shared_store.put(record_of(), expected_version=None)
+        assert await shared_store.parts_version(KEY, "browser") == 0
+        for number in range(3):
+            await shared_store.put_parts(KEY, "browser", {"n": str(number).encode()})
+        await shared_store.put_parts(KEY, "other", {"n": b""})
+        assert await shared_store.parts_version(KEY, "browser") == 3
+        await shared_store.put(dataclasses.replace(written, closed_at=3.0, phase="closed"), expected_version=1)
+        assert await shared_store.parts_version(KEY, "browser") == 0

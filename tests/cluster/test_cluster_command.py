@@ -193,9 +193,16 @@ def test_a_node_that_died_is_no_obstacle(site: Site, token: Path) -> None:
 STATUS = ("status", "--token-file")
 
 
-def test_status_and_drain(site: Site, token: Path) -> None:
-    head, node = site.machines["head"], site.machines["node"]
+@pytest.fixture(scope="module")
+def node(site: Site, token: Path) -> Machine:
+    """A node that stays up."""
+    node = site.machines["node"]
     cluster(node, *join(site, token), "--sessions", "5")
+    return node
+
+
+def test_status_and_drain(site: Site, token: Path, node: Machine) -> None:
+    head = site.machines["head"]
     listed = json.loads(cluster(node, *STATUS, str(token), "--json").stdout)
     assert listed["head"] == f"{head.address}:6379"
     assert listed["wrong"] == []
@@ -217,8 +224,8 @@ def test_status_and_drain(site: Site, token: Path) -> None:
     assert "no node" in cluster(node, "drain", "10.111.0.250", "--token-file", str(token), code=1).stderr
 
 
-def test_status_from_outside_and_with_a_wrong_token(site: Site, token: Path) -> None:
-    other, node = site.machines["other"], site.machines["node"]
+def test_status_from_outside_and_with_a_wrong_token(site: Site, token: Path, node: Machine) -> None:
+    other = site.machines["other"]
     assert "toolhost cluster up" in cluster(other, *STATUS, str(token), code=2).stderr
     wrong = site.shared / "wrong"
     wrong.write_text("f" * 64)

@@ -13,7 +13,7 @@ from sandboxes.testing.fake_backend import FakeBackend, FakeEngine
 from sandboxes.testing.host import SuiteHost
 from tests.sandboxes.backends import bubblewrap_host, docker_host
 
-GRACE_S = 0.3
+GRACE_S = docker_host.GRACE_S
 
 
 def fake(directory: Path) -> SuiteHost:
@@ -64,10 +64,36 @@ def _docker(place: docker_host.DockerHost) -> SuiteHost:
     return host
 
 
+def ray(directory: Path) -> SuiteHost:
+    """On the edge of a cluster (`tests/cluster/test_ray_backend.py`); only the ledger is in `directory`."""
+    from tests.sandboxes.backends import ray_host
+
+    place = ray_host.Host(Path(os.environ[ray_host.DIRECTORY]), share=True)
+
+    class Host(SuiteHost):
+        async def clear(self) -> None:
+            for owner in place.owners:  # another one has nothing
+                async with self.opened(owner):
+                    pass
+            await place.close()
+
+    return Host(
+        backend=place.backend,
+        store=lambda: SqliteStore(directory / "ledger.db"),
+        owner=ray_host.OWNER,
+        stranger=ray_host.STRANGER,
+        leftovers=place.leftovers,
+        state=place.directory / "state",
+        grace_s=GRACE_S,
+        spec=ray_host.SMALL,
+    )
+
+
 HOSTS = {
     "fake": fake,
     "bubblewrap": bubblewrap,
     "docker": docker,
     "docker-attach": docker_attach,
     "docker-runsc": docker_runsc,
+    "ray": ray,
 }

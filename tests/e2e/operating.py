@@ -73,7 +73,8 @@ def operated(directory: Path, backend: str, *arguments: str, **environment: str)
     finally:
         if host.running():
             host.kill()
-        prune(host, "--all", "--yes")
+        if running_sandboxes(host):
+            prune(host, "--all", "--yes")
         assert running_sandboxes(host) == []
 
 
@@ -95,7 +96,7 @@ def toolhost(*arguments: str, env: Mapping[str, str] | None = None) -> subproces
         [sys.executable, "-m", "toolhost", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
@@ -104,8 +105,12 @@ def toolhost(*arguments: str, env: Mapping[str, str] | None = None) -> subproces
 
 async def connect(host: RunningHost, headers: Mapping[str, str]) -> Stream:
     stream = await Stream.open(host.port, "/python/sse", list(headers.items()))
-    assert stream.status == 200, stream.status
-    await stream.initialize()
+    try:
+        assert stream.status == 200, stream.status
+        await stream.initialize()
+    except BaseException:
+        stream.close()
+        raise
     return stream
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +14,30 @@ from tests.support.host import RunningHost, free_port
 pytestmark = pytest.mark.timeout(180)
 
 
-def call(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def call(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "toolhost", "call", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
 
 
 def test_two_calls_of_one_session_share_a_variable(host: RunningHost) -> None:
     assert call("--url", host.address, "--session", "a", "x = 41").returncode == 0
     assert call("--url", host.address, "--session", "a", "x + 1").stdout == "42\n"
     assert "NameError" in call("--url", host.address, "--session", "b", "x").stdout
+
+
+def test_the_host_is_found_as_the_commands_for_operators_find_it(host: RunningHost) -> None:
+    assert call("6 * 7", TOOLHOST_CLIENT__URL=host.url).stdout == "42\n"
+    assert call("6 * 7", TOOLHOST_SERVER__LISTEN=host.address).stdout == "42\n"
+    elsewhere = call("1", TOOLHOST_CLIENT__URL="ftp://host")
+    assert (elsewhere.returncode, "client.url" in elsewhere.stderr) == (2, True), elsewhere.stderr
 
 
 def test_standard_input_and_tools_that_are_not_there(host: RunningHost) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from tests.clients.environments import ENVIRONMENTS
@@ -36,6 +40,15 @@ async def main(url, session, code):
         print("REPORT " + json.dumps(result.content[0].text))
 
 asyncio.run(main(*sys.argv[1:]))
+"""
+
+# The fake model on all addresses of its container: the gateway knows it by a name of the network.
+MODEL = """
+import sys, uvicorn
+from toolhost.loop.fake_model import FakeModel, Script
+
+app = FakeModel(Script.validate_json(sys.argv[1])).app()
+uvicorn.run(app, host="0.0.0.0", port=8001, log_level="warning", lifespan="off")
 """
 
 
@@ -81,6 +94,7 @@ class Project:
             "DOCKER_BUILDKIT": "0",
             "TOOLHOST_STATE": str(state),
             "TOOLHOST_PORT": str(free_port()),
+            "TOOLHOST_GATEWAY_PORT": str(free_port()),
             "TOOLHOST_IMAGE": self.image,
             "TOOLHOST_BASE_IMAGE": base_image(),
         }
@@ -89,13 +103,15 @@ class Project:
         command = ["docker-compose", "-p", self.name, "-f", str(COMPOSE_FILE), *arguments]
         return output(command, self.environment, timeout_s)
 
-    def until_healthy(self) -> None:
+    def until_healthy(self, service: str = "toolhost") -> None:
         deadline = time.monotonic() + 120
-        container = self.compose("ps", "-q", "toolhost").strip()
+        container = self.compose(*PROFILES, "ps", "-q", service).strip()
         while (
             status := output(["docker", "inspect", "-f", "{{.State.Health.Status}}", container])
         ).strip() != "healthy":
-            assert time.monotonic() < deadline and status.strip() != "unhealthy", self.compose("logs", "--tail=50")
+            assert time.monotonic() < deadline and status.strip() != "unhealthy", self.compose(
+                *PROFILES, "logs", "--tail=50"
+            )
             time.sleep(0.5)
 
     def python(self, code: str) -> str:
@@ -128,6 +144,39 @@ class Project:
             if any(mount.startswith(str(self.state)) for mount in mounts):
                 found.add(details["Name"])
         return found
+
+    @contextlib.contextmanager
+    def model(self, rounds: list[dict[str, object]]) -> Iterator[None]:
+        """A fake model in the project's network, where compose.yaml expects one."""
+        name = f"{self.name}-model"
+        network = ["--network", f"{self.name}_default", "--network-alias", "vllm"]
+        command = ["--entrypoint", "python3", self.image, "-c", MODEL, json.dumps(rounds)]
+        output(["docker", "run", "-d", "--rm", "--name", name, *network, *command])
+        try:
+            yield
+        finally:
+            subprocess.run(["docker", "rm", "-f", name], capture_output=True, check=False, timeout=60)
+
+    def redis_image(self, directory: Path) -> str:
+        """The public image where the engine has it; else one of this machine's own server."""
+        public = "redis:7-alpine"
+        if subprocess.run(["docker", "image", "inspect", public], capture_output=True, check=False).returncode == 0:
+            return public
+        programs = [shutil.which(name) for name in ("redis-server", "redis-cli")]
+        if None in programs:
+            pytest.skip(f"neither the image {public} nor redis-server on this machine (apt install redis-server)")
+        paths = {str(path) for path in programs}
+        for program in programs:
+            paths |= set(re.findall(r"(/\S+) \(0x", output(["ldd", str(program)])))
+        for path in paths:
+            place = directory / "root" / path.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
+        (directory / "root" / "data").mkdir()
+        (directory / "Dockerfile").write_text(f"FROM scratch\nENV PATH={Path(str(programs[0])).parent}\nCOPY root /\n")
+        image = f"{self.name}-redis"
+        output(["docker", "build", "-q", "-t", image, str(directory)], self.environment, 120)
+        return image
 
 
 def base_image() -> str:
@@ -164,14 +213,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         yield found
     finally:
         subprocess.run(
-            ["docker-compose", "-p", found.name, "-f", str(COMPOSE_FILE), "down", "-v", "--remove-orphans"],
+            ["docker-compose", "-p", found.name, "-f", str(COMPOSE_FILE), *PROFILES, "down", "-v", "--remove-orphans"],
             env=found.environment,
             cwd=ROOT,
             capture_output=True,
             check=False,
             timeout=240,
         )
-        subprocess.run(["docker", "rmi", "-f", found.image], capture_output=True, check=False, timeout=60)
+        images = ["docker", "rmi", "-f", found.image, f"{found.name}-redis"]
+        subprocess.run(images, capture_output=True, check=False, timeout=60)
         stage = ["docker", "image", "prune", "-f", "--filter", "label=org.toolhost.stage=host-build"]
         subprocess.run(stage, capture_output=True, check=False, timeout=60)
 
@@ -197,3 +247,35 @@ def test_a_client_beside_it_reaches_it_state_survives_a_restart_and_down_leaves_
     volumes = output(["docker", "volume", "ls", "-q", "--filter", f"name={project.name}"]).split()
     assert networks == volumes == []
     assert (project.state / "ledger.sqlite").exists(), "what is to stay stays"
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(900)
+def test_the_gateway_of_its_profile_runs_code_and_its_history_survives_a_restart(
+    project: Project, tmp_path: Path
+) -> None:
+    project.environment["TOOLHOST_REDIS_IMAGE"] = project.redis_image(tmp_path)
+    gateway = ("--profile", "gateway")
+    project.compose(*gateway, "up", "-d", "--no-build")
+    project.until_healthy("gateway")
+    python = {"type": "code_interpreter", "container": {"type": "auto"}}
+    rounds: list[dict[str, object]] = []
+    for when, code in (("Set", "x = 41"), ("Read", "print(x + 1)")):
+        rounds.append({"calls": [{"name": "python", "arguments": {"code": code}}], "when": when})
+        rounds.append({"text": "ok", "when": when})
+    address = f"http://127.0.0.1:{project.environment['TOOLHOST_GATEWAY_PORT']}/v1"
+    with project.model(rounds), openai.OpenAI(base_url=address, api_key="x", max_retries=20) as client:
+        options: Any = {"model": "fake", "tools": [python], "include": ["code_interpreter_call.outputs"]}
+        assert [one.id for one in client.models.list()] == ["fake"]  # tried again until the model has started
+        first = client.responses.create(input="Set", **options)
+        assert first.output_text == "ok"
+        project.compose(*gateway, "restart", "gateway")
+        second: Any = client.responses.create(input="Read", previous_response_id=first.id, **options)
+        assert second.output[0].outputs[0].logs.strip() == "42"
+        assert client.responses.retrieve(first.id).output_text == "ok"
+    container = project.compose(*gateway, "ps", "-q", "gateway").strip()
+    (details,) = json.loads(output(["docker", "inspect", container]))
+    assert details["HostConfig"]["ReadonlyRootfs"] and details["HostConfig"]["Memory"] > 0
+    assert not any(mount["Source"].endswith("docker.sock") for mount in details["Mounts"]), "it needs no engine"
+    project.compose(*gateway, "down")
+    assert project.containers() == set(), "sandboxes are ended with the project"

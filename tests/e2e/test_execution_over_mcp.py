@@ -65,6 +65,18 @@ def agent(host: RunningHost) -> psutil.Process:
         return psutil.Process(engine.api.inspect_container(found)["State"]["Pid"])
 
 
+async def timed(stream: Stream, code: str, said: str) -> float:
+    """How long a call takes that says this, in seconds."""
+    began = time.monotonic()
+    assert await stream.python(code) == said
+    return time.monotonic() - began
+
+
+async def plain(stream: Stream) -> float:
+    """What the plainest call takes here and now, in seconds: some 5 ms, where nothing else runs."""
+    return max([await timed(stream, "0", "0") for _ in range(5)])
+
+
 async def test_endless_printing_leaves_memory_flat_and_has_head_tail_and_count(host: RunningHost) -> None:
     assert host.process is not None
     async with connected(host) as stream:
@@ -73,9 +85,7 @@ async def test_endless_printing_leaves_memory_flat_and_has_head_tail_and_count(h
         before = [process.memory_info().rss for process in processes]
         text = await stream.python("while True: print('line')", meta={"toolhost/timeout": 10})
         after = [process.memory_info().rss for process in processes]
-        began = time.monotonic()
-        assert await stream.python("x") == "1"
-        took = time.monotonic() - began
+        took, plain_s = await timed(stream, "x", "1"), await plain(stream)
     assert text.startswith("line\nline\n")
     assert " characters cut; " in text
     assert "is in /mnt/data/.outputs/2.txt" in text
@@ -83,7 +93,7 @@ async def test_endless_printing_leaves_memory_flat_and_has_head_tail_and_count(h
     assert len(text) < 25_000
     for name, grown in zip(("host", "agent"), (b - a for a, b in zip(before, after, strict=True)), strict=True):
         assert grown < GROWTH_BYTES, (name, grown)
-    assert took < 1.0
+    assert took < max(1.0, 50 * plain_s)
 
 
 @pytest.mark.parametrize("name", HANGS)
@@ -93,7 +103,7 @@ async def test_what_hangs_is_answered_in_time_and_the_text_is_true(host: Running
         await stream.python("x = 41")
         began = time.monotonic()
         text = await stream.python(f"print('begun')\n{code}", meta={"toolhost/timeout": 1})
-        assert time.monotonic() - began < 6.5  # 1 s, two steps of 2 s, and the way
+        took = time.monotonic() - began
         assert text.startswith("begun\n")
         assert "Timed out after 1 s" in text
         kept = "Variables and files are kept." in text
@@ -102,6 +112,7 @@ async def test_what_hangs_is_answered_in_time_and_the_text_is_true(host: Running
         if survives is not None:
             assert kept == survives
         assert ("41" if kept else "NameError") in await stream.python("x")
+        assert took < 5 + max(1.0, 50 * await plain(stream))  # 1 s, two steps of 2 s, and the way
 
 
 @pytest.mark.parametrize("name", DEATHS)
@@ -112,9 +123,8 @@ async def test_a_death_is_named_in_the_text_and_files_are_kept(host: RunningHost
         text = await stream.python(code)
         assert named in text
         assert "Variables and imports are lost; files in /mnt/data are kept." in text
-        began = time.monotonic()
-        assert await stream.python("open('/mnt/data/kept.txt').read()") == "'k'"
-        assert time.monotonic() - began < 1.0
+        took = await timed(stream, "open('/mnt/data/kept.txt').read()", "'k'")
+        assert took < max(1.0, 50 * await plain(stream))
 
 
 async def test_running_out_of_memory_is_named_in_the_text_with_the_limit(host: RunningHost) -> None:

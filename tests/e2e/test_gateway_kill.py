@@ -26,7 +26,7 @@ async def test_every_exposed_id_is_in_a_true_state_after_each_of_eight_kills(tmp
 
 
 @pytest.mark.torture
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 async def test_every_exposed_id_is_in_a_true_state_after_each_of_thirty_kills(tmp_path: Path) -> None:
     await kills(tmp_path, range(100, 130))
 

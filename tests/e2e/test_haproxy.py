@@ -1,4 +1,4 @@
-"""Independent hosts behind HAProxy, by the recipe of docs/cluster.md: sessions come back to their host, and its loss."""
+"""Independent hosts behind HAProxy, by the recipe of docs/cluster.md: sessions come back, and what a loss costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,14 +51,12 @@ def haproxy(directory: Path, hosts: list[RunningHost]) -> Iterator[int]:
         process.wait(timeout=20)
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[list[RunningHost]]:
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningHost]]:
+    settings = {"TOOLHOST_SANDBOX__MEMORY_BYTES": str(256 << 20), "TOOLHOST_SERVER__PING_S": "2"}
+    directory = tmp_path_factory.mktemp("independent")
     made = [
-        RunningHost(
-            tmp_path / f"h{number}",
-            arguments=["--public-path", f"/h{number}"],
-            environment={"TOOLHOST_SANDBOX__MEMORY_BYTES": str(256 << 20)},
-        ).start()
+        RunningHost(directory / f"h{number}", arguments=["--public-path", f"/h{number}"], environment=settings).start()
         for number in (1, 2)
     ]
     yield made
@@ -66,10 +64,10 @@ def hosts(tmp_path: Path) -> Iterator[list[RunningHost]]:
         host.purge()
 
 
-@pytest.fixture
-async def port(tmp_path: Path, hosts: list[RunningHost]) -> AsyncIterator[int]:
-    with haproxy(tmp_path, hosts) as port:
-        await until(lambda: answers(port), "HAProxy does not answer")
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory, hosts: list[RunningHost]) -> Iterator[int]:
+    with haproxy(tmp_path_factory.mktemp("haproxy"), hosts) as port:
+        asyncio.run(until(lambda: answers(port), "HAProxy does not answer"))
         yield port
 
 

@@ -18,6 +18,7 @@ from tests.toolhost.rawclient import Stream
 
 pytestmark = pytest.mark.timeout(180)
 
+BEGUN = "/v1/sessions/a/files/begun"
 NO_ENGINE = "unix:///nonexistent/docker.sock"
 NO_BUBBLEWRAP = """
 import sandboxes.backends.bwrap_binary as binary
@@ -52,11 +53,11 @@ async def test_a_killed_host_comes_back_with_variables_and_with_what_was_running
     stream = await connect(host, "a")
     params = {
         "name": "python",
-        "arguments": {"code": "import time; runs += 1; time.sleep(3); print('done', runs)"},
+        "arguments": {"code": "import time; runs += 1; open('begun', 'w').close(); time.sleep(3); print('done', runs)"},
         "_meta": {"toolhost/attempt-id": "long"},
     }
     await stream.send("tools/call", params)
-    await asyncio.to_thread(until, lambda: status_of(host, "long") != 404, "the call was never registered")
+    await asyncio.to_thread(until, lambda: host.get(BEGUN)[0] == 200, "its code never ran")
     host.kill()
     stream.close()
 
@@ -64,20 +65,13 @@ async def test_a_killed_host_comes_back_with_variables_and_with_what_was_running
     status, body = await asyncio.to_thread(host.get, "/v1/sessions/a/attempts/long")
     assert status == 200, body
     collected = json.loads(body)
-    assert collected["text"] == "done 1\n"
+    done = "done 1\n[File written: /mnt/data/begun (0 bytes)]"
+    assert collected["text"] == done
     assert collected["receipt"]["ending"] == "ok"
     assert await run(host, "a", "x + 1") == "42"
     again = await run(host, "a", str(params["arguments"]["code"]), attempt="long")  # type: ignore[index]
-    assert again == "done 1\n"
+    assert again == done
     assert await run(host, "a", "runs") == "1", "nothing runs twice"
-
-
-def status_of(host: RunningHost, attempt: str) -> int:
-    """404 until the attempt is known; one that runs keeps its asker waiting, which is an answer too."""
-    try:
-        return host.get(f"/v1/sessions/a/attempts/{attempt}", timeout=0.5)[0]
-    except TimeoutError:
-        return 200
 
 
 async def test_there_is_a_sandbox_for_each_session_that_called_and_none_for_who_only_connected(
@@ -116,9 +110,12 @@ async def test_a_stop_leaves_what_can_be_taken_up_again_and_nothing_else(host: R
 async def test_a_client_that_goes_ends_its_code_and_the_session_goes_on(host: RunningHost) -> None:
     stream = await connect(host, "a")
     await stream.python("x = 5")
-    call = {"name": "python", "arguments": {"code": "import time\nwhile True: time.sleep(0.1)"}}
+    call = {
+        "name": "python",
+        "arguments": {"code": "import time\nopen('begun', 'w').close()\nwhile True: time.sleep(0.1)"},
+    }
     await stream.send("tools/call", {**call, "_meta": {"toolhost/attempt-id": "endless"}})
-    await asyncio.to_thread(until, lambda: status_of(host, "endless") != 404, "the call was never registered")
+    await asyncio.to_thread(until, lambda: host.get(BEGUN)[0] == 200, "its code never ran")
     stream.close()
     assert await run(host, "a", "x") == "5"
     collected = await asyncio.to_thread(host.get_json, "/v1/sessions/a/attempts/endless")

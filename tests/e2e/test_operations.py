@@ -315,10 +315,10 @@ async def test_a_sandbox_removed_from_outside_is_told_and_replaced(tmp_path: Pat
         assert {one["attempt_id"]: one for one in receipts["attempts"]}["cut"]["receipt"]["ending"] == "lost"
 
 
-@pytest.mark.bubblewrap
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own to fill needs root")
-async def test_a_full_disk_fails_calls_with_its_name_and_loses_no_variables(tmp_path: Path) -> None:
-    with _small_disk(tmp_path / "disk") as disk, operated(disk, "bubblewrap") as host:
+async def test_a_full_disk_fails_calls_with_its_name_and_loses_no_variables(tmp_path: Path, backend: str) -> None:
+    with _small_disk(tmp_path / "disk") as disk, operated(disk, backend) as host:
         await asyncio.to_thread(host.start)
         await python(host, KEPT, "x = 41")
         filler = disk / "filler"
@@ -336,6 +336,34 @@ async def test_a_full_disk_fails_calls_with_its_name_and_loses_no_variables(tmp_
         assert len(running_sandboxes(host)) == 2
         await asyncio.to_thread(host.restart)
         assert await python(host, KEPT, "x") == "41"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own to fill needs root")
+async def test_with_a_full_disk_a_start_says_so_and_loses_nothing_and_prune_makes_room(
+    tmp_path: Path, backend: str
+) -> None:
+    with _small_disk(tmp_path / "disk") as disk, operated(disk, backend) as host:
+        await asyncio.to_thread(host.start)
+        await python(host, KEPT, "x = 41")
+        nameless = await connect(host, {})
+        await nameless.python("open('f', 'wb').write(bytes(4 << 20))")
+        await asyncio.to_thread(host.kill)
+        nameless.close()
+        _fill(disk / "filler")
+        before = sorted(path.name for path in (host.state_dir / backend).iterdir())
+        await asyncio.to_thread(host.spawn)
+        assert host.process is not None
+        assert await asyncio.to_thread(host.process.wait, 60) == 2
+        assert "full" in host.log_text().splitlines()[-1]
+        assert sorted(path.name for path in (host.state_dir / backend).iterdir()) == before, "half of something is left"
+        assert len(running_sandboxes(host)) == 2
+
+        done = await asyncio.to_thread(prune, host)
+        assert "removed 1 of 1" in done.stderr, done.stderr
+        assert len(running_sandboxes(host)) == 1
+        await asyncio.to_thread(host.start)
+        assert await python(host, KEPT, "x + 1") == "42", "there is room again"
 
 
 def _fill(filler: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -35,6 +37,23 @@ async def test_a_desktop_client_has_one_session_for_each_process(tmp_path: Path)
         result = await second.call_tool("python", {"code": "x"})
         assert "NameError" in result.content[0].model_dump()["text"]
     assert left(tmp_path) == []
+
+
+async def test_lines_that_are_no_requests_are_answered_with_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "toolhost", "stdio", "--state-dir", str(tmp_path)]
+    call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "python", "arguments": {"code": "1"}}}
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert process.stdin is not None and process.stdout is not None
+    for line in ('{"jsonrpc"', "[]", json.dumps({**call, "id": 1.5}), json.dumps({**call, "id": None})):
+        process.stdin.write(line.encode() + b"\n")
+        answer = json.loads(await process.stdout.readline())
+        assert answer["id"] is None
+        assert answer["error"]["code"] == (-32700 if line == '{"jsonrpc"' else -32600)
+        assert "Nothing ran." in answer["error"]["message"]
+    process.stdin.close()
+    assert await process.wait() == 0
 
 
 async def test_a_desktop_client_has_every_tool_and_the_files_of_its_session(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from sandboxes import client as client_module
+from sandboxes import sandbox as sandbox_module
 from sandboxes.errors import (
     AttemptConflict,
     AttemptExpired,
@@ -383,6 +384,26 @@ async def test_a_stalled_agent_is_a_bounded_wait_and_its_result_can_be_fetched_a
     assert text_of(await run(at, "x")) == "1"
 
 
+async def test_a_call_that_runs_is_not_said_not_to_have_run_when_the_engine_does_not_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "ENGINE_BACKOFF_S", 0.02)
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, "import asyncio\nawait asyncio.sleep(0.2)\nx = 1", attempt="cut")
+    for operation in ("connect", "poll"):
+        world.engine.fails[operation] = EngineUnavailable("the engine does not answer")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost, match="does not answer"):
+        await call
+    with pytest.raises(EngineUnavailable):
+        await run(at, "1")  # of this one nothing was sent
+    world.engine.fails.clear()
+    assert (await run(at, "import asyncio\nawait asyncio.sleep(0.2)\nx = 1", attempt="cut")).receipt.ending is Ending.OK
+    assert text_of(await run(at, "x")) == "1"
+    assert world.sandboxes[0].agent.executed.count("cut") == 1
+
+
 async def test_a_lying_agent_loses_its_session_and_harms_nobody(world: World) -> None:
     manager = await world.manager()
     at, other = attach(manager, "a"), attach(manager, "b")
@@ -629,6 +650,21 @@ async def test_a_restart_by_the_operator_is_told_once_by_the_call_that_it_ended_
     assert (after.receipt.ending, after.state_lost_before) == (Ending.RAISED, None), "it was told already"
 
 
+async def test_work_that_a_closing_cuts_off_says_that_the_session_was_closed(world: World) -> None:
+    manager = await world.manager()
+    for number, work in enumerate((manager.restart, lambda key: manager.files(key).list())):
+        at = attach(manager, f"s{number}")
+        await run(at, "x = 1")
+        (sandbox,) = world.sandboxes
+        sandbox.agent.mute = True
+        cut = asyncio.create_task(work(at.key))  # type: ignore[arg-type]  # a coroutine each
+        await asyncio.sleep(0.01)
+        assert await manager.close_session(at.key)
+        with pytest.raises(SessionUnknown, match="closed meanwhile"):
+            await cut
+        await world.empty()
+
+
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -870,6 +906,23 @@ async def test_a_stop_ends_running_calls_and_refuses_new_ones(world: World) -> N
     assert len(world.sandboxes) == 1
 
 
+async def test_a_start_asks_a_busy_engine_again(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    await crash(manager)
+    world.managers.remove(manager)
+    world.engine.fails["list_owned"] = EngineUnavailable("the engine does not answer: timed out")
+
+    def answers() -> None:
+        world.engine.fails.clear()
+
+    world.recorder.on_failure = answers
+    manager = await world.manager()
+    assert manager.adopted.sessions == 1
+    assert text_of(await run(attach(manager, "a"), "x")) == "1"
+
+
 async def test_a_start_that_fails_leaves_nothing_open(world: World) -> None:
     manager = await world.manager()
     await run(attach(manager, "a"), "x = 1")
@@ -921,6 +974,21 @@ async def test_health_is_checked_once_for_many_and_again_after_a_while(world: Wo
         with pytest.raises(EngineUnavailable):
             await manager.health()
     assert world.engine.calls["launch"] == 2
+    del world.engine.fails["launch"]
+    await world.clock.advance(1.1)  # a failure is kept for less
+    await manager.health()
+    assert world.engine.calls["launch"] == 3
+    await world.empty()
+
+
+async def test_a_check_that_hangs_is_a_failure_of_its_own_and_the_next_is_not_kept_waiting_by_it(world: World) -> None:
+    manager = await world.manager(health_s=0.05)
+    world.engine.delays_s["launch"] = 3600.0
+    with pytest.raises(EngineUnavailable, match=r"did not end in 0\.05 s"):
+        await manager.health()
+    world.engine.delays_s.clear()
+    await world.clock.advance(1.1)
+    await manager.health()
     await world.empty()
 
 

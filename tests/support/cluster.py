@@ -21,7 +21,7 @@ Workers have the resources given (and `CPU` 1); the head and the edge have a Ray
 can run there and sessions cannot. The edge is where tool hosts run. In Ray, nodes are told apart by a label
 `toolhost-machine` = the machine's name. A driver cannot be in the test's own process, which is on another machine: run
 it on the edge. `cluster.directory` is seen by the test and all machines under the same path; the token is in it. A
-machine's logs of Ray are in `machine.root / "tmp/ray/session_latest/logs"`.
+machine's logs of Ray are below `machine.root / "tmp/ray"`.
 
 Needs root and Ray: `no_cluster()` says why not; the mark `ray` skips with it.
 """
@@ -49,6 +49,7 @@ HEAD_PORT = 6379
 REDIS_PORT = 6379
 OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MB; sessions do not use it
 START_S = 120.0
+START_TURNS = 3
 NODES = """
 import json, ray
 ray.init("auto", log_to_driver=False, logging_level="ERROR")
@@ -143,7 +144,13 @@ class Cluster:
             *(f"--resources={json.dumps(custom)}", f"--labels=toolhost-machine={machine.name}"),
             *(f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false", "--disable-usage-stats"),
         ]
-        self.run(machine, command, environment=environment, timeout=START_S)
+        for turn in range(START_TURNS):
+            started = self.run(machine, command, environment=environment, timeout=START_S, check=False)
+            if started.returncode == 0:
+                return
+            # Ray gives a node 30 s to join, which nothing changes: too little where many tests run at once.
+            assert "timed out during startup" in started.stderr and turn + 1 < START_TURNS, started.stderr[-3000:]
+            self.run(machine, [sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"], timeout=START_S)
 
     def stop_node(self, machine: Machine) -> None:
         """Stops Ray on a machine in good order. What else runs on it stays."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-READY_S = 60.0
+READY_S = 180.0
 
 
 def free_port() -> int:

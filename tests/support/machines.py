@@ -78,6 +78,7 @@ class Process:
 
     pid: int  # on this machine: for signals from the test
     inside: int  # in its own
+    innermost: int  # in the namespace that it is in: 1 for the first process of a sandbox
     command: str
 
 
@@ -85,7 +86,7 @@ class Running:
     """A program in a machine, as `subprocess.Popen` would have it. `pid` is its pid on this machine."""
 
     def __init__(self, entered: subprocess.Popen[bytes]) -> None:
-        self._entered = entered  # nsenter: waits for the program, and takes it along when it ends
+        self.entered = entered  # nsenter: waits for the program, and takes it along when it ends
         self.stdout: IO[bytes] | None = entered.stdout
         self.stderr: IO[bytes] | None = entered.stderr
         self.stdin: IO[bytes] | None = entered.stdin
@@ -97,18 +98,18 @@ class Running:
                 self.pid = next((child.pid for child in psutil.Process(entered.pid).children()), 0)
 
     def poll(self) -> int | None:
-        return self._entered.poll()
+        return self.entered.poll()
 
     def wait(self, timeout: float | None = None) -> int:
-        return self._entered.wait(timeout)
+        return self.entered.wait(timeout)
 
     @property
     def returncode(self) -> int | None:
-        return self._entered.returncode
+        return self.entered.returncode
 
     def send_signal(self, number: int) -> None:
         """To the program, not to what started it. One that has ended is none."""
-        if self._entered.poll() is None and self.pid:
+        if self.entered.poll() is None and self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -121,7 +122,7 @@ class Running:
     def close(self) -> None:
         """Ends it, if it runs, and what is open of it."""
         self.kill()
-        self._entered.wait(END_S)
+        self.entered.wait(END_S)
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
@@ -292,7 +293,7 @@ class Machine:
                     depth = _depth(self._first)
                     command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                     if command:
-                        found.append(Process(pid, int(numbers[depth]), command.strip()))
+                        found.append(Process(pid, int(numbers[depth]), int(numbers[-1]), command.strip()))
         return found
 
     def kill(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0  # a machine that does much else takes long to start a sandbox
 
 
 @dataclass
@@ -73,15 +73,19 @@ class Stream:
     ) -> Self:
         async with asyncio.timeout(PATIENCE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            sent = headers or []
-            writer.write(_head("GET", path, host or f"127.0.0.1:{port}", None, sent))
-            status, received = await _read_head(reader)
-            stream = cls(port, reader, writer, status, received, host or f"127.0.0.1:{port}", sent)
-            if status == 200:
-                event, data = await stream.event()
-                assert event == "endpoint"
-                stream.endpoint = data
-            return stream
+            try:
+                sent = headers or []
+                writer.write(_head("GET", path, host or f"127.0.0.1:{port}", None, sent))
+                status, received = await _read_head(reader)
+                stream = cls(port, reader, writer, status, received, host or f"127.0.0.1:{port}", sent)
+                if status == 200:
+                    event, data = await stream.event()
+                    assert event == "endpoint"
+                    stream.endpoint = data
+                return stream
+            except BaseException:
+                writer.close()
+                raise
 
     async def __aenter__(self) -> Self:
         return self

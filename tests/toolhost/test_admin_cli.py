@@ -146,6 +146,12 @@ async def test_a_list_of_files_that_is_cut_says_so_beside_what_is_piped(host: Ma
     assert (await sessions(host, "files", "list", "a", "--json")).stderr == ""
 
 
+async def test_a_filter_that_the_host_does_not_know_is_wrong_usage(host: ManagedHost) -> None:
+    for arguments in (("--state", "bogus"), ("--kind", "bogus"), ("--idle", "10x")):
+        done = await sessions(host, "list", *arguments)
+        assert done.exit_code == 2, done.output
+
+
 async def test_where_no_host_is_it_says_what_to_type(tmp_path: Path) -> None:
     done = await sessions(f"http://127.0.0.1:{free_port()}", "list")
     assert done.exit_code == 3

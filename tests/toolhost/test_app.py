@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
-from sandboxes.errors import AttemptExpired, EngineUnavailable, NoCapacity
+from sandboxes.errors import (
+    AttemptExpired,
+    BackendError,
+    CallRefused,
+    EngineUnavailable,
+    EnvironmentMissing,
+    NoCapacity,
+    StoreUnavailable,
+)
 from tests.toolhost.conftest import Host, StartHost
 from tests.toolhost.rawclient import request
 from toolhost.auth import Scope, mint
+from toolhost.errors import HIDDEN, text_for
 
 
 async def test_the_deep_check_asks_the_sandboxes_and_tells_what_is_wrong(host: Host) -> None:
@@ -21,6 +30,23 @@ async def test_the_deep_check_asks_the_sandboxes_and_tells_what_is_wrong(host: H
     assert answer.status == 503
     assert answer.json()["error"] == {"code": "no_capacity", "message": "no room; retry in 3 s"}
     assert answer.header("retry-after") == "3"
+
+
+async def test_no_answer_names_a_place_of_the_machine(host: Host) -> None:
+    for error in (
+        StoreUnavailable("the disk of /var/lib/th/ledger.db is full or failing: free space in /var/lib/th (disk full)"),
+        EnvironmentMissing("there is no sandbox environment in /var/lib/th/environment: run: toolhost setup"),
+        EngineUnavailable("no Docker engine answers at unix:///var/lib/docker.sock: Connection refused"),
+        BackendError("bwrap: Can't bind mount '/oldroot/var/lib/th/x' on /newroot/mnt/data/x: No such file"),
+    ):
+        host.manager.unhealthy = error
+        answer = (await request(host.port, "/healthz")).json()["error"]["message"]
+        for text in (answer, text_for(error)):
+            assert "var/lib" not in text and HIDDEN in text
+    assert text_for(CallRefused("/etc/passwd is not in /mnt/data")) == "Error: /etc/passwd is not in /mnt/data."
+    assert text_for(BackendError("/mnt/data/x and 1/2 or and/or https://e.example/a are none")).startswith(
+        "Error: /mnt/data/x and 1/2 or and/or https://e.example/a are none"
+    )
 
 
 async def test_liveness_asks_nobody(host: Host) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.toolhost.gateway import redis_server
 from toolhost import __version__
 from toolhost.auth import Authenticator
 from toolhost.cli import COMMANDS
@@ -104,6 +105,28 @@ def test_doctor_names_proxies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert "HTTP_PROXY" in findings(state_dir=str(tmp_path))["proxy"].what
     monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
     assert "proxy" not in findings(state_dir=str(tmp_path))
+
+
+def test_doctor_says_when_the_shared_store_cannot_be_reached(tmp_path: Path) -> None:
+    assert "store" not in findings(state_dir=str(tmp_path))
+    for url, word in (
+        ("redis://:secret@127.0.0.1:1/0", "start it"),
+        ("http://127.0.0.1:1", "must begin with redis://"),
+    ):
+        found = findings(state_dir=str(tmp_path), store={"url": url})["store"]
+        assert (found.grade, word in found.what, "secret" in found.what) == ("wrong", True, False)
+    lone = findings(state_dir=str(tmp_path), store={"url_file": str(tmp_path / "none")})["store"]
+    assert (lone.grade, "cannot read" in lone.what) == ("wrong", True)
+
+
+def test_doctor_finds_a_shared_store_that_answers(tmp_path: Path) -> None:
+    if redis_server.PATH is None:
+        pytest.skip("no redis-server on this machine (apt install redis-server)")
+    server = redis_server.RedisServer(tmp_path)
+    try:
+        assert findings(state_dir=str(tmp_path), store={"url": server.url})["store"].grade == "ok"
+    finally:
+        server.stop()
 
 
 def test_doctor_stops_at_settings_that_cannot_be_read(tmp_path: Path) -> None:

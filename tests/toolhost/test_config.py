@@ -165,3 +165,30 @@ def test_a_browser_that_cannot_work_as_it_is_set_stops_the_start(
 @pytest.mark.parametrize("written", ["127.0.0.1:8000", "http://127.0.0.1:8000"])
 def test_the_client_s_url_is_taken_with_and_without_its_scheme(written: str) -> None:
     assert load(flags={"client": {"url": written}}).client.url == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("store", "word"),
+    [
+        ({"kind": "redis"}, "needs url"),
+        ({"kind": "sqlite", "url": "redis://h/0"}, "has no url"),
+        ({"url": "redis://h/0", "url_file": "f"}, "give one"),
+        ({"kind": "paper"}, "sqlite"),
+    ],
+)
+def test_a_store_without_its_url_or_with_two_is_refused(store: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        load(None, {"store": store})
+
+
+def test_a_store_s_url_is_a_secret_and_comes_from_the_environment_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not load(None).store.redis
+    monkeypatch.setenv("TOOLHOST_STORE__URL", "redis://:secret@127.0.0.1:1/0")
+    settings = load(None)
+    assert settings.store.redis
+    assert "secret" not in repr(settings)
+    monkeypatch.delenv("TOOLHOST_STORE__URL")
+    (tmp_path / "url").write_text("redis://:secret@127.0.0.1:1/0\n")
+    assert load(None, {"store": {"url_file": tmp_path / "url"}}).store.redis

@@ -28,18 +28,25 @@ from toolhost.namespaces.render import NOTHING_FROM_COMMAND, render
         ("[]", "[]"),
         ("[" * 100_000, "[" * 100_000),
         (["sleep", 5], ("sleep", "5")),
-        ([""], ("",)),
     ],
 )
 def test_a_command_is_taken_in_every_form_that_models_send(sent: object, meant: object) -> None:
     assert command_of(sent) == meant
 
 
-@pytest.mark.parametrize("sent", [None, "", "  ", [], 7, {"cmd": ["ls"]}, [["ls"]], [None], "a\0b", ["a\0b"], True])
+@pytest.mark.parametrize(
+    "sent", [None, "", "  ", [], 7, {"cmd": ["ls"]}, [["ls"]], [None], "a\0b", ["a\0b"], [""], [" ", "x"], True]
+)
 def test_another_command_is_refused_with_what_to_send(sent: object) -> None:
     with pytest.raises(BadArguments, match="Nothing ran") as refused:
         command_of(sent)
     assert "exec" in refused.value.message
+
+
+def test_a_program_without_a_name_is_named_as_what_is_wrong() -> None:
+    with pytest.raises(BadArguments, match='first part of "cmd" of exec is the program, and it is empty'):
+        command_of([""])
+    assert command_of(["printf", ""]) == ("printf", "")
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)))

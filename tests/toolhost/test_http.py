@@ -146,6 +146,41 @@ async def test_an_unknown_mcp_session_or_namespace_is_404(host: Host) -> None:
     assert (await post(host, listing, path="/nothing/mcp")).status == 404
 
 
+@pytest.mark.parametrize("ident", [None, 1.5, True, [1], {"a": 1}])
+async def test_a_request_whose_id_is_none_is_answered_and_a_notification_is_taken(host: Host, ident: Any) -> None:
+    opened = await post(host, {"id": 1, "method": "initialize", "params": HELLO})
+    named = [("Mcp-Session-Id", opened.header("mcp-session-id") or "")]
+    assert (await post(host, {"method": "notifications/initialized"}, headers=named)).status == 202
+    call = {"method": "tools/call", "params": {"name": "python", "arguments": {"code": "1"}}}
+    answer = await post(host, {**call, "id": ident}, headers=named)
+    assert (answer.status, answer.json()["id"]) == (400, None)
+    assert answer.json()["error"] == {"code": -32600, "message": "The id must be a string or an integer. Nothing ran."}
+    assert host.manager.executions == []
+
+
+async def test_who_opens_too_many_mcp_sessions_loses_its_own(
+    start_host: StartHost, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolhost.transport.http.REMEMBERED", 4)
+    tokens = dict(mint(name, [Scope.USE]) for name in ("alice", "mallory"))
+    file = tmp_path / "tokens"
+    file.write_text("\n".join(tokens.values()))
+    host = await start_host(auth={"tokens_file": str(file)})
+    alice, mallory = ([("Authorization", f"Bearer {token}")] for token in tokens)
+
+    async def opened(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        answer = await post(host, {"id": 1, "method": "initialize", "params": HELLO}, headers=headers)
+        return [*headers, ("Mcp-Session-Id", answer.header("mcp-session-id") or "")]
+
+    listing = {"id": 2, "method": "tools/list"}
+    hers = await opened(alice)
+    many = [await opened(mallory) for _ in range(10)]
+    assert [(await post(host, listing, headers=one)).status for one in many] == [404] * 7 + [200] * 3
+    assert (await post(host, listing, headers=hers)).status == 200
+    managers = host.app.http._managers.values()
+    assert sum(len(manager._server_instances) for manager in managers) == 4, "the SDK's own sessions end too"
+
+
 async def test_an_open_stream_does_not_keep_the_host_from_stopping(host: Host) -> None:
     async with session(host) as client:
         await client.list_tools()

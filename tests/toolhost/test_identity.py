@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
+import uuid
+
 import pytest
 
 from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
@@ -66,8 +69,29 @@ def test_a_guessable_retained_key_is_refused_where_others_can_connect(ident: str
     assert session(of(headers, anything)).key.id == ident
 
 
+@pytest.mark.parametrize(
+    "ident",
+    [
+        "aaaaaaaaaaaaabcdefghij",
+        "abcdefghijklmnopqrstuvwxyz",
+        "zyxwvutsrqponmlkjihgfedcba",
+        "1234567890" * 12,
+        "k7Qz9xPw2Yb" * 11,
+        "aAbBcCdDeEfFgGhHiIjJkK",
+        "00000000-0000-0000-0000-000000000001",
+        "A" * 100 + "BCDEFGHIJKLM",
+    ],
+)
+def test_a_long_key_without_chance_in_it_is_guessable(ident: str) -> None:
+    assert "easy to guess" in refusal(of({"x-toolhost-session": ident}, OPEN))
+
+
 def test_a_random_retained_key_is_taken_where_others_can_connect() -> None:
     assert session(of({"x-toolhost-session": "Zk3vQ9xLr2TtYw8PbN5sHd"}, OPEN)).key.id
+    makers = (lambda: secrets.token_urlsafe(24), lambda: str(uuid.uuid4()), lambda: secrets.token_hex(16))
+    for make in makers:  # the first as they are minted
+        keys = [make() for _ in range(2000)]
+        assert [key for key in keys if isinstance(of({"x-toolhost-session": key}, OPEN).session, Refusal)] == []
 
 
 def test_a_time_to_live_only_narrows() -> None:

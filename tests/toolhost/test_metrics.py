@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
 
+from sandboxes.backends.ray_names import NodeInfo
 from sandboxes.errors import EngineUnavailable, NoCapacity
 from sandboxes.lifecycle import Changed
 from sandboxes.observer import NullObserver
@@ -17,6 +21,7 @@ from tests.toolhost.managed import ManagedHost, key_of, managed, tokens_file
 from toolhost.auth import Scope
 from toolhost.config import load
 from toolhost.errors import ConfigurationError
+from toolhost.metrics import Metrics
 from toolhost.tracing import Traces, traces
 
 
@@ -94,7 +99,8 @@ async def test_every_metric_is_explained_and_every_explained_one_is_there(tmp_pa
     async with managed(tmp_path) as host:
         await host.run("a")
         text = (await host.ask("/metrics")).body.decode()
-    there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE toolhost_")}
+    lines = [*text.splitlines(), *of_nodes()]
+    there = {line.split()[2] for line in lines if line.startswith("# TYPE toolhost_")}
     assert explained == {name for name in there if not name.endswith("_created")}
 
 
@@ -172,6 +178,21 @@ async def test_a_calls_span_belongs_to_its_clients_trace_and_has_what_it_waited_
     assert SECRET not in spans.everything
 
 
+async def test_over_streamable_http_a_calls_span_belongs_to_the_trace_of_its_request(tmp_path: Path) -> None:
+    spans = Spans()
+    async with (
+        managed(tmp_path, traces=spans.traces) as host,
+        httpx2.AsyncClient(headers={"traceparent": TRACEPARENT}, timeout=60) as http,
+        streamable_http_client(f"{host.url}/mcp", http_client=http) as streams,
+        ClientSession(streams[0], streams[1]) as client,
+    ):
+        await client.initialize()
+        await client.call_tool("python", {"code": "1"})
+    found = spans.of(TRACE)
+    assert found["tools/call python"].parent.span_id == PARENT
+    assert found["execution"].parent.span_id == found["tools/call python"].context.span_id
+
+
 async def test_a_calls_span_says_what_the_host_could_not_do_and_nothing_that_a_client_made_up(tmp_path: Path) -> None:
     spans = Spans()
     async with managed(tmp_path, traces=spans.traces) as host, await host.connect("a") as stream:
@@ -194,3 +215,32 @@ def test_traces_without_their_extra_say_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigurationError, match=r"toolhost\[otel\]"):
         traces(load(flags={"telemetry": {"traces": True}}))
+
+
+class TwoNodes:
+    head_answers = False
+
+    def nodes(self) -> list[NodeInfo]:
+        return [
+            NodeInfo("10.0.0.1:7000/aaaaaaaaaaaa", "10.0.0.1", True, capacity=50, sandboxes=20),
+            NodeInfo("10.0.0.2/bbbbbbbbbbbb", "10.0.0.2", False, True, capacity=50, problem="no bubblewrap"),
+        ]
+
+
+def of_nodes() -> list[str]:
+    metrics = Metrics()
+    metrics.watch_nodes(TwoNodes())
+    return metrics.render().decode().splitlines()
+
+
+def test_nodes_of_a_cluster_are_told_one_by_one() -> None:
+    lines = of_nodes()
+    for line in (
+        "toolhost_cluster_head_up 0.0",
+        'toolhost_node_up{node="10.0.0.1"} 1.0',
+        'toolhost_node_up{node="10.0.0.2"} 0.0',
+        'toolhost_node_draining{node="10.0.0.2"} 1.0',
+        'toolhost_node_sandboxes{node="10.0.0.1"} 20.0',
+        'toolhost_node_sandboxes_limit{node="10.0.0.1"} 50.0',
+    ):
+        assert line in lines

@@ -186,8 +186,18 @@ async def test_a_port_in_use_is_named_with_another_one_to_try() -> None:
     assert f"--listen 127.0.0.1:{port + 1}" in error
 
 
+def test_a_search_client_that_is_missing_is_noticed_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolhost.search.auto.find_spec", lambda name: None)
+    settings = load(flags={"state_dir": str(tmp_path), "search": {"exa_api_key": "k"}})
+    notices = build(settings, StandInManager()).notices()
+    assert any("search by exa is configured, and its client is missing" in notice for notice in notices)
+
+
 async def test_a_second_host_on_one_state_directory_is_refused(tmp_path: Path) -> None:
     with only_host(tmp_path):
+        assert (tmp_path / "lock").stat().st_mode & 0o077 == 0
         error = await refused("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
     assert "another host runs" in error
     assert "--state-dir" in error

@@ -10,7 +10,7 @@ from toolhost.browsing.errors import BrowserError
 from toolhost.browsing.links import strip_marks
 from toolhost.browsing.state import BrowserState
 
-_CITATION = re.compile(r"【(\d{1,9})†L(\d{1,9})(?:-L?(\d{1,9}))?】", re.ASCII)
+CITATION = re.compile(r"【(\d{1,9})†L(\d{1,9})(?:-L?(\d{1,9}))?】", re.ASCII)
 _UNFINISHED = re.compile(r"【(?:\d{1,9}(?:†(?:L(?:\d{1,9}(?:-(?:L?\d{0,9})?)?)?)?)?)?$", re.ASCII)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+\-.!|~])")
 _MAX_LINES = 200
@@ -55,7 +55,7 @@ def resolve(state: BrowserState, citation: str) -> Citation:
     Raises:
         BrowserError: not a citation, or it names no page or no line of this session.
     """
-    match = _CITATION.fullmatch(citation.strip())
+    match = CITATION.fullmatch(citation.strip())
     if match is None:
         raise BrowserError("Not a citation. It looks like 【3†L9】 or 【3†L9-L11】.")
     return _resolve(state, match)
@@ -82,7 +82,7 @@ def annotate(state: BrowserState, text: str) -> Annotated:
     parts: list[str] = []
     annotations: list[dict[str, Any]] = []
     length = position = 0
-    for match in _CITATION.finditer(text):
+    for match in CITATION.finditer(text):
         try:
             citation = _resolve(state, match)
         except BrowserError:

@@ -1,6 +1,6 @@
 """`toolhost call`: one tool call from a terminal, as any MCP client would make it.
 
-Above: the command table. Below: the `mcp` SDK's client.
+Above: the command table. Below: `config`, the `mcp` SDK's client.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from toolhost.admin_client import token_of, url_of
 from toolhost.cli.checks import secret, session_id, utf8
+from toolhost.cli.printable import echo
 from toolhost.cli.serve import fail
+from toolhost.config import load
+from toolhost.errors import ConfigurationError
 
 CALL_FAILED = 1
 SHOWN = 1000  # characters of an answer that is an error
@@ -25,14 +29,24 @@ def call(
     text: Annotated[str, typer.Argument(help="Code for python (- reads standard input); else JSON arguments.")],
     session: Annotated[str, typer.Option(metavar="ID", help="Calls with one id share variables and files.")] = "cli",
     url: Annotated[
-        str, typer.Option(metavar="URL", help="The tool host: HOST:PORT, or http(s)://…")
-    ] = "127.0.0.1:8000",
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The tool host: HOST:PORT, or http(s)://… Default: TOOLHOST_CLIENT__URL, else where `serve` listens.",
+        ),
+    ] = None,
     tool: Annotated[str, typer.Option(metavar="NAMESPACE.TOOL", help="Which tool.")] = "python.python",
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with the access token, where the host wants one.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file with the access token, where the host wants one. Default: TOOLHOST_CLIENT__TOKEN_FILE.",
+        ),
     ] = None,
 ) -> None:
     """Call a tool of a running host and print what a model would read.
+
+    On a terminal, characters that would command it are left out.
 
     Two calls with one --session share state:
 
@@ -50,12 +64,13 @@ def call(
     utf8(text, "the code or arguments")
     session_id(session)
     arguments = {"code": text} if name == "python" else _arguments(text)
-    headers = {"x-session-id": session}
-    if token_file is not None:
-        headers["authorization"] = f"Bearer {secret(token_file, 'token')}"
     utf8(tool, "--tool")
-    answer, is_error = _ask(f"{_base(url)}/{quote(namespace, safe='')}/sse", headers, name, arguments)
-    typer.echo(answer)
+    base, token = _host(url, token_file)
+    headers = {"x-session-id": session}
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
+    answer, is_error = _ask(f"{base}/{quote(namespace, safe='')}/sse", headers, name, arguments)
+    echo(answer)
     raise typer.Exit(CALL_FAILED if is_error else 0)
 
 
@@ -64,6 +79,16 @@ def _standard_input() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError:
         fail("standard input is not UTF-8 text")
+
+
+def _host(url: str | None, token_file: Path | None) -> tuple[str, str | None]:
+    """The host's address and its token, found as `toolhost sessions` finds them."""
+    try:
+        settings = load()
+        base = _base(url if url is not None else url_of(settings))
+        return base, secret(token_file, "token") if token_file is not None else token_of(settings)
+    except ConfigurationError as error:
+        fail(error.message)
 
 
 def _base(url: str) -> str:

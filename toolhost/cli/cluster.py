@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import logging
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -238,12 +239,13 @@ def _ask(settings: Settings, work: Coroutine[Any, Any, T]) -> T:
     """Runs what asks the cluster; what goes wrong becomes one line and an exit code."""
     _need_ray()
     head = _head(settings)
+    logging.getLogger("sandboxes").addHandler(logging.NullHandler())  # what goes wrong is said once, here
     with _saying():
         try:
             here.reach(head)
             return asyncio.run(work)
         except EngineUnavailable as error:
-            refused = "token" in error.message.lower()
+            refused = any(word in error.message for word in ("the token", "versions differ"))
             fail(error.message, REFUSED if refused else UNREACHABLE)
         except SandboxError as error:
             fail(error.message, NOTHING)

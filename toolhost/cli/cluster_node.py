@@ -27,6 +27,7 @@ from toolhost.errors import ToolhostError
 
 READY = "Ray runtime started"
 START_S = 90.0
+TRIES = 3
 STOP_S = 30.0
 REACHED_S = 5.0
 LOG_BYTES = 1 << 16
@@ -48,6 +49,10 @@ DEFAULTS = {
 
 class NodeProblem(ToolhostError):
     """A node could not be started or stopped. The message says what to do."""
+
+
+class JoinedLate(NodeProblem):
+    """Ray gives a node 30 s to join, and this one was slower: worth another try."""
 
 
 class HeadUnreachable(NodeProblem):
@@ -159,6 +164,13 @@ def start(wanted: Wanted, record: NodeRecord) -> Node:
     address = wanted.address or _joined(own, wanted.port)
     if wanted.address is None:
         _free(own, wanted.port)
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(JoinedLate):
+            return _started(wanted, record, own, address)
+    return _started(wanted, record, own, address)
+
+
+def _started(wanted: Wanted, record: NodeRecord, own: str, address: str) -> Node:
     log = record.directory / "ray.log"
     offset = log.stat().st_size if log.exists() else 0
     command, variables = _command(wanted, own, _place(record.directory)), environment(wanted)
@@ -302,6 +314,8 @@ def _why(said: str, log: Path, address: str) -> NodeProblem:
         )
     if "Failed to connect to GCS" in said or "GCS server is not ready" in said:
         return HeadUnreachable(f"no head answers at {address}; is it up there (toolhost cluster up --head)?")
+    if "timed out during startup" in said:
+        return JoinedLate(f"Ray on this machine did not join within its 30 s, {TRIES} times: it is too busy; see {log}")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return NodeProblem(f"Ray did not start: {lines[-1][:300] if lines else 'it said nothing'}; all of it is in {log}")
 

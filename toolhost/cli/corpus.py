@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from toolhost.browsing.sections import FileConverter
+from toolhost.cli.printable import echo
 from toolhost.cli.serve import fail
+from toolhost.cli.shown import safe
 from toolhost.config import load
 from toolhost.errors import ConfigurationError
 from toolhost.search.corpus import AddReport, Corpus, CorpusError
@@ -83,7 +85,7 @@ def _report(report: AddReport) -> None:
         f"{len(report.skipped)} without text"
     )
     for path, reason in report.skipped[:SHOWN_SKIPPED]:
-        typer.echo(f"  left out {path}: {reason}", err=True)
+        typer.echo(f"  left out {safe(path)}: {safe(reason)}", err=True)
     if len(report.skipped) > SHOWN_SKIPPED:
         typer.echo(f"  and {len(report.skipped) - SHOWN_SKIPPED} more", err=True)
 
@@ -94,7 +96,7 @@ def list_(config: Config = None, state_dir: StateDir = None) -> None:
     with _opened(config, state_dir) as corpus:
         collections = corpus.collections()
         for collection in collections:
-            typer.echo(f"{collection.name}\t{collection.documents}\t{collection.path}")
+            echo(f"{collection.name}\t{collection.documents}\t{collection.path}")
         if not collections:
             typer.echo("Nothing is indexed. Add a folder: toolhost corpus add PATH", err=True)
 
@@ -110,7 +112,7 @@ def search(
     with _opened(config, state_dir) as corpus:
         hits = corpus.search(query, number)
         for hit in hits:
-            typer.echo(f"{hit.title}\n  {hit.url} (line {hit.line})\n  {hit.snippet}")
+            echo(f"{hit.title}\n  {hit.url} (line {hit.line})\n  {hit.snippet}")
         if not hits:
             typer.echo("Nothing found.", err=True)
 

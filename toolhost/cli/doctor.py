@@ -24,7 +24,8 @@ from sandboxes.backends.base import Backend, Problem
 from sandboxes.environment import Status, environment_status
 from sandboxes.errors import SandboxError
 from sandboxes.owner import Owner
-from toolhost.backends import create_backend
+from sandboxes.stores.base import Store
+from toolhost.backends import create_backend, create_store, owner_of
 from toolhost.cli.doctor_vllm import check_vllm, request_to_try, vllm_command
 from toolhost.cli.findings import Finding
 from toolhost.cli.serve import listening
@@ -83,6 +84,7 @@ def examine(
         _state_dir,
         _environment,
         _backend,
+        _store,
         _port,
         _vllm,
         _proxy,
@@ -119,6 +121,8 @@ def _state_dir(settings: Settings) -> Iterator[Finding]:
 
 
 def _environment(settings: Settings) -> Iterator[Finding]:
+    if settings.sandbox.backend == "ray":
+        return  # each node has its own, and its NodeHost says what is wrong with it
     place = settings.environment_dir
     status = environment_status(place)
     if status is Status.READY:
@@ -130,12 +134,20 @@ def _environment(settings: Settings) -> Iterator[Finding]:
 
 
 def _backend(settings: Settings) -> Iterator[Finding]:
-    # An owner and a state directory made up for this: looking must not make the real ones.
-    owner = Owner("doctor", b"doctor")
     try:
-        with tempfile.TemporaryDirectory(prefix="toolhost-doctor-") as directory:
-            backend = create_backend(settings.model_copy(update={"state_dir": Path(directory)}), owner)
+        if settings.sandbox.backend == "ray":
+            if (refusal := _cluster_owner(settings)) is not None:
+                yield refusal
+                return
+            # The nodes are those of the real owner: one that was made up would be given NodeHosts of its own there.
+            backend = create_backend(settings, owner_of(settings))
             problems, missing = asyncio.run(_probe(backend))
+        else:
+            # An owner and a state directory made up for this: looking must not make the real ones.
+            owner = Owner("doctor", b"doctor")
+            with tempfile.TemporaryDirectory(prefix="toolhost-doctor-") as directory:
+                backend = create_backend(settings.model_copy(update={"state_dir": Path(directory)}), owner)
+                problems, missing = asyncio.run(_probe(backend))
     except (ConfigurationError, SandboxError) as error:
         yield Finding("isolation", "wrong", error.message)
         return
@@ -150,16 +162,52 @@ def _backend(settings: Settings) -> Iterator[Finding]:
         )
 
 
+def _cluster_owner(settings: Settings) -> Finding | None:
+    """What is wrong with the file that makes this host one of the cluster's; None when it can be read."""
+    file = settings.ray.owner_file or settings.state_dir / "owner"
+    mend = "copy it from another tool host of the cluster, mode 0600; the first one makes it when it starts"
+    if not file.exists():
+        return Finding("cluster", "wrong", f"there is no owner file {file}", mend)
+    try:
+        owner_of(settings)
+    except (OSError, ValueError) as error:
+        return Finding("cluster", "wrong", f"the owner file {file} cannot be read: {error}", mend)
+    return None
+
+
 async def _probe(backend: Backend) -> tuple[Sequence[Problem], frozenset[str]]:
     """What hinders it, and the guarantees that it does not give: known when nothing hinders it."""
     try:
         problems = await backend.probe()
         if any(problem.fatal for problem in problems):
             return problems, frozenset()
-        await backend.open()
+        await backend.open(launching=not backend.shared)  # a cluster's nodes are to stay as they are
         return problems, backend.differences
     finally:
         await backend.close()
+
+
+def _store(settings: Settings) -> Iterator[Finding]:
+    """The shared store, where there is one; the file of a host alone is looked at with its directory."""
+    if not settings.store.redis:
+        if settings.sandbox.backend == "ray":
+            what = "sessions are kept in a file of this host: no other tool host can share the cluster"
+            yield Finding("store", "weak", what, "for more than one tool host set store.url; docs/cluster.md")
+        return
+    try:
+        asyncio.run(_reach(create_store(settings, Owner("doctor", b"doctor"))))
+    except (ConfigurationError, SandboxError) as error:
+        yield Finding("store", "wrong", error.message, "mend store.url, or start Redis; docs/cluster.md")
+        return
+    yield Finding("store", "ok", "Redis answers")
+
+
+async def _reach(store: Store) -> None:
+    """Raises StoreUnavailable."""
+    try:
+        await store.open()
+    finally:
+        await store.close()
 
 
 def _port(settings: Settings) -> Iterator[Finding]:

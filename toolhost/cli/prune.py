@@ -19,9 +19,8 @@ from sandboxes.backends.base import Backend
 from sandboxes.errors import SandboxError, StoreUnavailable
 from sandboxes.orphans import Left, Verdict, remove, survey
 from sandboxes.owner import Owner
-from sandboxes.stores.base import Store
-from sandboxes.stores.sqlite import SqliteStore
-from toolhost.backends import create_backend, manager_settings
+from sandboxes.stores.base import SharedStore, Store
+from toolhost.backends import create_backend, create_store, manager_settings, owner_of
 from toolhost.cli.shown import USAGE, confirm, fail, rows, span, terminal
 from toolhost.config import Settings, load
 from toolhost.errors import ConfigurationError
@@ -56,7 +55,7 @@ def prune(
     flags = {"state_dir": state_dir, "sandbox": {"backend": backend}}
     try:
         settings = load(config, flags)
-        if not (settings.state_dir / "owner").exists():
+        if not _owner_file(settings).exists():
             typer.echo(f"nothing to prune: no host has used {settings.state_dir}", err=True)
             return
         with only_host(settings.state_dir):
@@ -79,10 +78,12 @@ def prune(
 
 async def _prune(settings: Settings, *, everything: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     """Returns how much could not be removed."""
-    owner = Owner.load(settings.state_dir)
+    owner = owner_of(settings)
     failed = 0
     names = [settings.sandbox.backend] if settings.sandbox.backend != "auto" else _with_state(settings)
-    async with _ledger(settings) as store, AsyncExitStack() as stack:
+    async with _ledger(settings, owner) as store, AsyncExitStack() as stack:
+        if isinstance(store, SharedStore) and (living := await store.replicas()):
+            fail(f"{len(living)} tool hosts share this store and remove orphans themselves; stop them first", RUNS)
         found: list[tuple[Backend, Sequence[Left]]] = []
         for name in names:
             try:
@@ -100,14 +101,19 @@ async def _prune(settings: Settings, *, everything: bool, yes: bool, dry_run: bo
     return failed
 
 
+def _owner_file(settings: Settings) -> Path:
+    cluster = settings.sandbox.backend == "ray"
+    return (settings.ray.owner_file if cluster else None) or settings.state_dir / "owner"
+
+
 def _with_state(settings: Settings) -> list[str]:
     return [name for name in BACKENDS if (settings.state_dir / name).is_dir()]
 
 
 @asynccontextmanager
-async def _ledger(settings: Settings) -> AsyncIterator[Store | None]:
+async def _ledger(settings: Settings, owner: Owner) -> AsyncIterator[Store | None]:
     """The ledger, or None when it cannot be read: then nothing is known to be an orphan."""
-    store = SqliteStore(settings.state_dir / "ledger.sqlite")
+    store = create_store(settings, owner)
     try:
         await store.open()
     except StoreUnavailable as error:
@@ -149,16 +155,19 @@ def _chosen(left: Sequence[Left], *, everything: bool, yes: bool, dry_run: bool)
 
 
 async def _remove(backend: Backend, store: Store | None, doomed: Sequence[Left]) -> int:
-    failed = 0
+    kept = untold = 0
     for one in doomed:
         try:
             await remove(backend, store, one, time.time())
+        except StoreUnavailable as error:
+            untold += 1
+            typer.echo(f"toolhost: {one.name} is removed, and its session still open: {error.message}", err=True)
         except SandboxError as error:
-            failed += 1
+            kept += 1
             typer.echo(f"toolhost: {one.name} is not removed: {error.message}", err=True)
     if doomed:
-        typer.echo(f"removed {len(doomed) - failed} of {len(doomed)}", err=True)
-    return failed
+        typer.echo(f"removed {len(doomed) - kept} of {len(doomed)}", err=True)
+    return kept + untold
 
 
 def _session(one: Left) -> str | None:

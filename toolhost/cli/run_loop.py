@@ -97,6 +97,8 @@ async def _one_run(driver: LoopDriver, request: LoopRequest, view: View) -> Loop
         result = await run.result()
         if result.response.status == "incomplete":
             view.note(f"incomplete: {_why(result, request.limits)}")
+        elif result.response.status == "cancelled":
+            view.note("cancelled")
         return result
     finally:
         loop.remove_signal_handler(signal.SIGINT)
@@ -130,9 +132,12 @@ async def _first_model(url: str, key: str | None) -> str:
     try:
         async with httpx2.AsyncClient(headers=headers, timeout=10.0) as http:
             response = await http.get(f"{url.rstrip('/')}/models")
-            return str(response.raise_for_status().json()["data"][0]["id"])
+            if response.is_success:
+                return str(response.json()["data"][0]["id"])
+            why = f"it answered {response.status_code} to {response.url.path}; an address mostly ends in /v1"
     except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise LoopError(f"the model server at {url} does not say which models it has; give --name ({error})") from error
+        why = str(error) or type(error).__name__
+    raise LoopError(f"the model server at {url} does not say which models it has; give --name ({why})")
 
 
 def _exit_code(result: LoopResult) -> int:

@@ -77,7 +77,7 @@ def list_sessions(
     """List sessions, newest use first.
 
     Columns in a pipe: session, digest, state, attached, calls, cpu seconds, memory bytes, idle seconds, age seconds,
-    last call's ending, its seconds.
+    last call's ending, its seconds; on a cluster, where all tool hosts' sessions are listed, also the node.
     """
     filters: dict[str, Any] = {"principal": principal, "phase": state, "kind": kind, "closed": closed, "limit": limit}
     filters["idle_s"] = None if idle is None else duration(idle)
@@ -98,11 +98,11 @@ def _show_list(found: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif terminal():
-        rows(COLUMNS, [_row(session, _cpu_time(session)) for session in found])
+        rows(*_with_nodes(found, COLUMNS, [_row(session, _cpu_time(session)) for session in found]))
         if not found:
             typer.echo("no sessions")
     else:
-        rows((), [_plain(session) for session in found])
+        rows(*_with_nodes(found, (), [_plain(session) for session in found]))
 
 
 def _watch(host: AdminClient, filters: dict[str, Any], every: float) -> None:
@@ -110,9 +110,20 @@ def _watch(host: AdminClient, filters: dict[str, Any], every: float) -> None:
     with Live(screen=True, auto_refresh=False) as live:
         while True:
             found, now = host.sessions(**filters), time.monotonic()
-            live.update(table(COLUMNS, [_row(one, _cpu_share(one, earlier, now)) for one in found]), refresh=True)
+            shown = [_row(one, _cpu_share(one, earlier, now)) for one in found]
+            live.update(table(*_with_nodes(found, COLUMNS, shown)), refresh=True)
             earlier = {one["session"]: (used, now) for one in found if (used := _usage(one, "cpu_s")) is not None}
             time.sleep(every)
+
+
+def _with_nodes(
+    found: list[dict[str, Any]], columns: tuple[str, ...], shown: list[tuple[object, ...]]
+) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """The same with a column for nodes, where there are any."""
+    nodes = [(one["sandbox"] or {}).get("node") or None for one in found]
+    if not any(nodes):
+        return columns, shown
+    return columns and (*columns, "NODE"), [(*row, node) for row, node in zip(shown, nodes, strict=True)]
 
 
 def _row(one: dict[str, Any], cpu: str | None) -> tuple[object, ...]:
@@ -409,6 +420,6 @@ def talking(url: str | None, token_file: Path | None, config: Path | None) -> It
     except HostUnreachable as error:
         fail(error.message, UNREACHABLE)
     except HostRefused as error:
-        fail(error.message, NOTHING if error.status == 404 else REFUSED)
+        fail(error.message, {404: NOTHING, 400: USAGE}.get(error.status, REFUSED))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,6 +18,7 @@ from toolhost.loop.errors import LoopError
 from toolhost.loop.trace import FileTraces
 
 _TEXT_CHARACTERS = 60
+_OTHER_COLUMNS = 48
 
 
 def trace(
@@ -38,16 +40,30 @@ def trace(
     console.print(f"{escape(data['response_id'])}: {data['ending']} ({data['why']}), model {escape(data['model'])}")
     times = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in data["times"].items())
     console.print(f"time: {times}")
-    console.print(_table(data))
+    console.print(_table(data, console.width))
 
 
-def _table(data: dict[str, Any]) -> Table:
-    table = Table("what", "generation", "seconds", "outcome", "detail")
+def _table(data: dict[str, Any], width: int) -> Table:
+    """The generation has a column only where there were several: a narrow terminal has no room to give away."""
+    several = len({entry["generation"] for entry in data["entries"] if "generation" in entry}) > 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what", overflow="fold", min_width=6)
+    if several:
+        table.add_column("generation", justify="right", min_width=1)
+    table.add_column("seconds", justify="right", no_wrap=True, min_width=7)
+    table.add_column("outcome", overflow="fold", min_width=9)
+    table.add_column("detail", overflow="fold")
     verdicts = {call["call_id"]: call for call in data["calls"]}
     for entry in data["entries"]:
         seconds = entry.get("seconds", entry.get("tool_seconds"))
-        shown = "" if seconds is None else f"{seconds:.3f}"
-        row = (_what(entry), str(entry.get("generation", "")), shown, _outcome(entry, verdicts), _detail(entry))
+        row = [
+            _what(entry),
+            "" if seconds is None else f"{seconds:.3f}",
+            _outcome(entry, verdicts),
+            _detail(entry, width),
+        ]
+        if several:
+            row.insert(1, str(entry.get("generation", "")))
         table.add_row(*(escape(cell) for cell in row))
     return table
 
@@ -68,7 +84,11 @@ def _outcome(entry: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> str:
     return str(entry.get("verdict") or entry.get("why") or "")
 
 
-def _detail(entry: dict[str, Any]) -> str:
-    text = entry.get("text") or entry.get("output") or json.dumps(entry.get("arguments") or "")
+def _detail(entry: dict[str, Any], width: int) -> str:
+    called = ", ".join(one["name"] for one in entry["calls"]) if entry["kind"] == "round" else ""
+    text = entry.get("text") or entry.get("output") or called
+    if not text and entry.get("arguments"):
+        text = json.dumps(entry["arguments"], ensure_ascii=False)
     line = printable(" ".join(str(text).split()))
-    return line if len(line) <= _TEXT_CHARACTERS else f"{line[:_TEXT_CHARACTERS]}…"
+    room = min(_TEXT_CHARACTERS, max(_OTHER_COLUMNS // 4, width - _OTHER_COLUMNS))
+    return line if len(line) <= room else f"{line[:room]}…"

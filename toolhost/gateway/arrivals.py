@@ -32,7 +32,9 @@ class Arrivals:
         self._ledger = Ledger(registry)
         self._clock = clock
 
-    async def judged(self, turns: Sequence[str], history: Sequence[Sequence[Item]], fresh: Sequence[Item]) -> list[Item]:
+    async def judged(
+        self, turns: Sequence[str], history: Sequence[Sequence[Item]], fresh: Sequence[Item]
+    ) -> list[Item]:
         """The new items of a request without outputs that its history has already.
 
         `turns` are the ids of the responses that the history's items belong to. Raises ApiError for an output that is

@@ -17,7 +17,7 @@ from toolhost.gateway.counts import Counts
 from toolhost.gateway.errors import ApiError
 from toolhost.gateway.sealing import Sealer
 from toolhost.gateway.service import Gateway, Parts
-from toolhost.gateway.sources import FileSource, source_for
+from toolhost.gateway.sources import CitationSource, FileSource, citations_for, source_for
 from toolhost.gateway.stores import registry
 from toolhost.loop.errors import RequestError, ToolServerGone
 from toolhost.loop.models.registry import connect
@@ -32,9 +32,10 @@ def assemble(
     state_dir: Path,
     tools: ToolServer | ToolServerFactory,
     files: FileSource | None = None,
+    citations: CitationSource | None = None,
     counts: Counts | None = None,
 ) -> Gateway:
-    """A gateway over these tools; not yet open. `files` None: the tool host's of the settings, over HTTP.
+    """A gateway over these tools; not yet open. `files`, `citations` None: the settings' tool hosts have them.
 
     Raises ConfigurationError.
     """
@@ -55,6 +56,7 @@ def assemble(
             worker=f"gw_{secrets.token_hex(8)}",
             catalogue=Catalogue(settings.model_url, key),
             files=files or source_for(settings.tools),
+            citations=citations or citations_for(settings.tools),
             counts=counts or Counts(),
         )
     )

@@ -6,6 +6,7 @@ is used: headers of its tools may narrow, never name a session.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ TTL_HEADER = "x-toolhost-ttl"
 NARROWING = frozenset({TTL_HEADER, "x-toolhost-content", "x-toolhost-domains"})
 """Headers that a client may send to the host's own namespaces."""
 
+_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SEARCHES = ("web_search", "web_search_preview")
 _CODE_NAMES = ("code_interpreter", "python")
 STATEFUL = frozenset({"python", "container"})
@@ -114,8 +116,21 @@ def stateful(tools: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
+def searches(tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the browser is among the tools."""
+    return any(
+        str(tool.get("type")).startswith(_SEARCHES)
+        or (tool.get("type") == "mcp" and tool.get("server_label") in ("browser", *_SEARCHES))
+        for tool in tools
+    )
+
+
 def tools_for_loop(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tools as the loop reads them. Raises ApiError naming the tool that is wrong."""
+    functions = [tool.get("name") for tool in tools if tool.get("type") == "function"]
+    for name in functions:
+        if functions.count(name) > 1:
+            raise bad_request(f"tools: more than one function has the name {name!r}", "tools", "invalid_value")
     return [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
 
 
@@ -124,8 +139,10 @@ def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     match kind:
         case "function":
             name, parameters = tool.get("name"), tool.get("parameters")
-            if not isinstance(name, str) or not name or len(name) > 64:
-                raise bad_request(f"{place} needs a `name` of 1 to 64 characters", "tools", "invalid_value")
+            if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
+                raise bad_request(
+                    f"{place} needs a `name` of 1 to 64 letters, digits, _ and -", "tools", "invalid_value"
+                )
             if parameters is not None and not isinstance(parameters, Mapping):
                 raise bad_request(f"{place}.parameters must be a JSON schema", "tools", "invalid_value")
             if not isinstance(tool.get("description") or "", str) or not isinstance(tool.get("strict"), bool | None):

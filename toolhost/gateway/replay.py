@@ -65,6 +65,8 @@ class Replay:
             case "response.content_part.added":
                 self.items[index].setdefault("content", []).append(dict(event["part"]))
                 self.open_parts.add(index)
+            case "response.output_text.annotation.added":
+                self.items[index]["content"][event["content_index"]]["annotations"].append(event["annotation"])
             case "response.content_part.done":
                 self.open_parts.discard(index)
             case _ if kind in _TEXT_DELTAS:

@@ -7,21 +7,23 @@ versions send more; a known key with a wrong value never is.
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from toolhost.gateway.errors import bad_request
 
 MAX_ITEMS = 5000
 """Items of one input."""
+MAX_CHARACTERS = 10_000_000
+"""Of an input that is a text."""
 MAX_TOOLS = 128
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 Ident = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
-Items = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)]
 IncludeKey = Literal[
     "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
@@ -50,7 +52,7 @@ class CreateResponse(Body):
     """The body of POST /v1/responses."""
 
     model: str = Field("", max_length=256)
-    input: Annotated[str, Field(max_length=10_000_000)] | Items = ""
+    input: str | list[dict[str, Any]] = ""
     instructions: str | None = Field(None, max_length=1_000_000)
     previous_response_id: Ident | None = None
     conversation: Ident | ConversationRef | None = None
@@ -77,6 +79,8 @@ class CreateResponse(Body):
     safety_identifier: str | None = Field(None, max_length=64)
     prompt_cache_key: str | None = Field(None, max_length=512)
     user: str | None = Field(None, max_length=512)
+    messages: None = None
+    prompt: None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -85,6 +89,30 @@ class CreateResponse(Body):
         if isinstance(data, dict):
             return {key: value for key, value in data.items() if value is not None}
         return data
+
+    @field_validator("messages", "prompt", mode="before")
+    @classmethod
+    def _elsewhere(cls, value: Any, field: ValidationInfo) -> Any:
+        """What would change the answer is not ignored as other unknown keys are."""
+        if field.field_name == "messages":
+            raise ValueError("the Responses API has no messages; give them as `input`")
+        raise ValueError("prompt templates are not supported; give `instructions` and `input`")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _input(cls, value: Any) -> Any:
+        """Before the union looks at it: its errors would be those of both branches."""
+        if isinstance(value, str):
+            if len(value) > MAX_CHARACTERS:
+                raise ValueError(f"a text may have {MAX_CHARACTERS} characters, not {len(value)}")
+        elif not isinstance(value, list):
+            raise ValueError("must be a text or a list of items")
+        elif len(value) > MAX_ITEMS:
+            raise ValueError(f"there may be {MAX_ITEMS} items, not {len(value)}")
+        for number, item in enumerate(value if isinstance(value, list) else ()):
+            if not isinstance(item, dict):
+                raise ValueError(f"item {number} is not an object")
+        return value
 
     @property
     def conversation_id(self) -> str | None:
@@ -122,7 +150,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 def parse(kind: type[BodyT], raw: bytes) -> BodyT:
     """A body as its type. Raises ApiError."""
     try:
-        data = json.loads(raw or b"{}", parse_constant=_no_constant)
+        data = json.loads(raw or b"{}", parse_constant=_no_constant, parse_float=_finite)
         json.dumps(data, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise bad_request("the body has half of a surrogate pair, which is no character") from None
@@ -146,6 +174,13 @@ def _explained(error: ValidationError) -> Exception:
 def _is_branch(part: str) -> bool:
     """Names that pydantic puts into a path for the branches of a union."""
     return "[" in part or part in ("str", "ConversationRef")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
 
 
 def _no_constant(name: str) -> Any:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from toolhost.config import GatewaySettings
 from toolhost.gateway import items as client_items
 from toolhost.gateway.arrivals import Arrivals
+from toolhost.gateway.citing import cite
 from toolhost.gateway.conversations import Conversations, Place
 from toolhost.gateway.counts import Counts
 from toolhost.gateway.errors import ApiError, bad_request, not_found, of_loop
@@ -29,6 +30,7 @@ from toolhost.gateway.prepare import (
     container_of,
     loop_request,
     object_fields,
+    searches,
     stateful,
     tools_for_loop,
 )
@@ -50,13 +52,14 @@ from toolhost.gateway.run import Keep, Run, wire_text
 from toolhost.gateway.runs import Runs, current
 from toolhost.gateway.schema import CreateResponse
 from toolhost.gateway.sealing import Sealer
-from toolhost.gateway.sources import FileSource, NoFiles
+from toolhost.gateway.sources import CitationSource, FileSource, NoCitations, NoFiles
 from toolhost.gateway.stores.base import Change, Conflict, Put, Remove, Store
 from toolhost.gateway.taps import RunTaps, RunTools, TapModel, ToolImages
 from toolhost.gateway.truncation import Fitter
 from toolhost.loop.driver import LoopDriver
 from toolhost.loop.errors import RequestError
 from toolhost.loop.events import Emitter
+from toolhost.loop.hooks import Annotate
 from toolhost.loop.ids import IdSource, RandomIds
 from toolhost.loop.ledger import CallRegistry, Ledger, MemoryRegistry
 from toolhost.loop.models.base import ModelClient
@@ -87,6 +90,7 @@ class Parts:
     worker: str
     catalogue: Catalogue
     files: FileSource = field(default_factory=NoFiles)
+    citations: CitationSource = field(default_factory=NoCitations)
     counts: Counts = field(default_factory=Counts)
     ids: IdSource = field(default_factory=RandomIds)
     clock: Callable[[], float] = time.time
@@ -176,7 +180,9 @@ class Gateway:
         return body.model_copy(update={"model": model})
 
     async def _fresh(self, body: CreateResponse, principal: str) -> list[Item]:
-        given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+        given: Sequence[Mapping[str, Any]] = body.input if isinstance(body.input, list) else []
+        if isinstance(body.input, str) and body.input:
+            given = [{"role": "user", "content": body.input}]
         if not given and body.previous_response_id is None and body.conversation_id is None:
             raise bad_request("input is empty", "input", "missing_required_parameter")
         items = client_items.checked(given, self._parts.ids)
@@ -280,7 +286,17 @@ class Gateway:
         run.asked = await self._fitter.fitted(asked)
         travels = ENCRYPTED in asked.body.include or not asked.body.store
         seal = functools.partial(self._parts.sealer.seal, asked.principal) if travels else None
-        driver = LoopDriver(model, tools=tools, ledger=Ledger(registry), approvals=self._approvals, ids=self._parts.ids)
+        annotate: Annotate | None = None
+        if asked.session is not None and searches(asked.body.tools):
+            annotate = functools.partial(cite, self._parts.citations, asked.principal, asked.session.key)
+        driver = LoopDriver(
+            model,
+            tools=tools,
+            ledger=Ledger(registry),
+            approvals=self._approvals,
+            annotate=annotate,
+            ids=self._parts.ids,
+        )
         await run.begin(driver, loop_request(run.asked, self._parts.settings), RunTaps(model, images, seal))
 
     async def _resumed(self, record: ResponseRecord) -> Run:

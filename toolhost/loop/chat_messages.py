@@ -1,6 +1,6 @@
 """Chat Completions messages as items, for applications that keep their talks in that form.
 
-Above: applications, which give the items to `LoopRequest`. Below: `transcript`. The model is then sent the same messages
+Above: applications, which give them to `LoopRequest`. Below: `transcript`. The model is sent the same messages again
 (https://platform.openai.com/docs/api-reference/chat/create).
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 from toolhost.loop.approvals import ApprovalStore, MemoryApprovals
 from toolhost.loop.errors import RequestError
 from toolhost.loop.executor import Clocks
-from toolhost.loop.hooks import Check
+from toolhost.loop.hooks import Annotate, Check
 from toolhost.loop.ids import IdSource, RandomIds
 from toolhost.loop.ledger import Ledger
 from toolhost.loop.models.base import ModelClient
@@ -47,7 +47,7 @@ class LoopDriver:
     """What runs have in common. `tools` is one tool server for all, or a factory that makes one for each principal.
 
     `check_input` sees the text of each user message before the model does, `check_output` every batch of text before
-    the user does.
+    the user does. `annotate` is asked what a finished message cites.
     """
 
     model: ModelClient
@@ -56,6 +56,7 @@ class LoopDriver:
     approvals: ApprovalStore = field(default_factory=MemoryApprovals)
     check_input: Check | None = None
     check_output: Check | None = None
+    annotate: Annotate | None = None
     ids: IdSource = field(default_factory=RandomIds)
     clocks: Clocks = field(default_factory=lambda: Clocks(time.time, time.monotonic))
 
@@ -80,7 +81,9 @@ class LoopDriver:
                 raise RequestError(f"the approved tool {stored.namespace}.{stored.tool} is not offered", "tools")
         view = model_view([*history, *fresh], toolbox.names)
         turns(paired(view))  # What cannot be said to a model is the caller's error, found before anything starts.
-        parts = Parts(self.model, tools, self.ledger, self.approvals, self.check_input, self.check_output, self.ids)
+        parts = Parts(
+            self.model, tools, self.ledger, self.approvals, self.check_input, self.check_output, self.ids, self.annotate
+        )
         run = LoopRun(request, parts, self.clocks, toolbox, choice, observer)
         run.begin(history, fresh, approvals)
         return run

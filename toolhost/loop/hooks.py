@@ -5,9 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 BATCH = 200
 """Characters of text that an output check sees at a time."""
+
+
+Annotate = Callable[[str], Awaitable[list[dict[str, Any]]]]
+"""`annotate(text)` gives the annotations of a finished text, in the Responses API's shape: what it cites."""
 
 
 @dataclass(frozen=True, slots=True)

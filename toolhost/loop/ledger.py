@@ -219,7 +219,7 @@ def judge(record: CallRecord, task: TaskRecord, arrival: Arrival, now: float) ->
         return Verdict.MISMATCH
     if task.closed or record.generation < task.generation:
         return Verdict.STALE
-    if record.terminal == "result" and attempt.ended == "result":
+    if record.terminal == "result":
         return Verdict.DUPLICATE if arrival.content == record.content else Verdict.CONFLICT
     if record.terminal is not None or attempt.ended is not None or now >= attempt.deadline:
         return Verdict.LATE

@@ -6,6 +6,7 @@ The order of each kind's events is the table `_TABLE`; a move that is not in it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 from toolhost.loop.errors import IllegalOrder
@@ -25,6 +26,7 @@ _ARGS = {
 _PARTS = {
     ("open", "part"): "part",
     ("part", "delta"): "part",
+    ("part", "annotate"): "part",
     ("part", "part_done"): "open",
 }
 
@@ -165,6 +167,17 @@ class Message(OutputItem):
         self.parts[-1]["refusal"] = reason
         events.append(self._event("refusal.delta", content_index=len(self.parts) - 1, delta=reason))
         return events + self._end_part()
+
+    def annotate(self, annotations: Sequence[dict[str, Any]]) -> list[Event]:
+        """Add annotations to the text that is open."""
+        events: list[Event] = []
+        for annotation in annotations:
+            self._go("annotate")
+            found = self.parts[-1]["annotations"]
+            place = {"content_index": len(self.parts) - 1, "annotation_index": len(found)}
+            found.append(annotation)
+            events.append(self._event("output_text.annotation.added", annotation=annotation, **place))
+        return events
 
     def close(self, status: Status = "completed") -> list[Event]:
         events = self._end_part()

@@ -111,7 +111,7 @@ class Observer(Protocol):
         ...
 
     async def checkpoint(self, transcript: Sequence[Item]) -> None:
-        """About to run a tool that may change something: the transcript up to and with the call."""
+        """About to run a tool that may change something: the transcript with its call, whose output is not known."""
         ...
 
 

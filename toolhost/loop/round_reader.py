@@ -9,7 +9,7 @@ from typing import Any
 
 from toolhost.loop.call_items import CodeCall, FunctionCall, McpCall
 from toolhost.loop.events import Emitter
-from toolhost.loop.hooks import Check, Gate, Refuse
+from toolhost.loop.hooks import Annotate, Check, Gate, Refuse
 from toolhost.loop.ids import IdSource
 from toolhost.loop.models.base import (
     CallDelta,
@@ -60,6 +60,7 @@ class RoundReader:
         toolbox: Toolbox,
         *,
         check: Check | None,
+        annotate: Annotate | None = None,
         container_id: str,
         used_call_ids: set[str],
         calls_wanted: int | None,
@@ -70,6 +71,7 @@ class RoundReader:
         self._container_id = container_id
         self._used = used_call_ids
         self._wanted = calls_wanted
+        self._annotate = annotate
         self._text_gate = Gate(check)
         self._thought_gate = Gate(check)
         self._message: Message | None = None
@@ -131,6 +133,7 @@ class RoundReader:
         if self.refusal is not None:
             return []
         rest, (allowed, refusal) = await self._thought_gate.flush(), await self._text_gate.flush()
+        cited = await self._annotate(self.text) if self._annotate is not None and self.text else []
         events = self._end_thought(rest)
         if self.refusal is None:
             events += self._say(allowed) + self._refuse(refusal)
@@ -145,7 +148,7 @@ class RoundReader:
             call.arguments = call.arguments or "{}"
         events += self._open_rest()
         if self._message is not None:
-            events += self._message.close()
+            events += self._message.annotate(cited) + self._message.close()
         return events + self._seal()
 
     def say_nothing(self) -> list[Event]:

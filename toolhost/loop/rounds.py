@@ -18,7 +18,7 @@ from toolhost.loop.call_items import CodeCall, FunctionCall, McpCall, SearchCall
 from toolhost.loop.errors import LoopError, RequestError
 from toolhost.loop.events import Emitter
 from toolhost.loop.executor import Clocks, Executor, arguments_text, interrupted
-from toolhost.loop.hooks import Check, Refuse, ask
+from toolhost.loop.hooks import Annotate, Check, Refuse, ask
 from toolhost.loop.ids import IdSource
 from toolhost.loop.ledger import CLIENT, Attempt, CallRecord, Ledger, digest
 from toolhost.loop.models.base import ModelClient, ModelRequest, Usage
@@ -58,6 +58,7 @@ class Parts:
     check_input: Check | None
     check_output: Check | None
     ids: IdSource
+    annotate: Annotate | None = None
 
 
 @dataclass
@@ -166,6 +167,7 @@ class Rounds:
             self._parts.ids,
             context.toolbox,
             check=self._parts.check_output,
+            annotate=self._parts.annotate,
             container_id=context.container_id,
             used_call_ids=context.used_call_ids,
             calls_wanted=wanted,

@@ -17,10 +17,10 @@ from typing import Any
 import httpx2
 import mcp_types as types
 from mcp import ClientSession, MCPError
-from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
 from toolhost.loop.errors import RequestError, ToolError, ToolServerGone
+from toolhost.loop.sse_transport import MAX_EVENT_BYTES, SESSION_UNKNOWN, sse_streams
 from toolhost.loop.tools import CLEANUP_TOOL
 
 ATTEMPT_META_KEY = "toolhost/attempt-id"
@@ -34,8 +34,6 @@ CLIENT_INFO = types.Implementation(name="toolhost-loop", version="1")
 _CONNECT_SECONDS = 15.0
 _READ_SECONDS = 300.0
 _CLEANUP_SECONDS = 10.0
-_SESSION_UNKNOWN = "Session terminated"
-"""What the SDK's HTTP client makes of a 404 for its session id, unless the answer's body has an error of its own."""
 _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each further attempt to connect again."""
 
@@ -59,8 +57,12 @@ class Endpoint:
         """
         text = text.strip()
         url = text if "://" in text else f"http://{text}/sse"
-        parts = httpx2.URL(url)
-        if parts.scheme not in ("http", "https") or not parts.host:
+        try:
+            parts = httpx2.URL(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.host) and (parts.port or 1) < 65536
+        except (httpx2.InvalidURL, ValueError):
+            usable = False
+        if not usable or not text.isprintable() or " " in text:
             raise RequestError(f"{text!r} is not HOST:PORT/namespace or an http(s) URL", "tools")
         return cls(url, "sse" if parts.path.rstrip("/").endswith("/sse") else "http")
 
@@ -336,16 +338,14 @@ class _Connection:
     async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
         timeout = httpx2.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS)
         if self._endpoint.transport == "sse":
-            async with sse_client(
-                self._endpoint.url, dict(self._headers), timeout=_CONNECT_SECONDS, sse_read_timeout=_READ_SECONDS
-            ) as streams:
+            async with sse_streams(self._endpoint.url, self._headers, _CONNECT_SECONDS, _READ_SECONDS) as streams:
                 yield streams
             return
         async with (
             httpx2.AsyncClient(
                 headers=dict(self._headers), timeout=timeout, event_hooks={"response": [_plain_if_forgotten]}
             ) as http,
-            streamable_http_client(self._endpoint.url, http_client=http) as streams,
+            streamable_http_client(self._endpoint.url, http_client=http, max_sse_event_size=MAX_EVENT_BYTES) as streams,
         ):
             yield streams
 
@@ -364,7 +364,7 @@ async def _call(session: ClientSession, name: str, args: dict[str, Any], attempt
     try:
         return await session.call_tool(name, args, meta=meta)
     except MCPError as error:
-        if error.code == types.INVALID_REQUEST and error.message == _SESSION_UNKNOWN:
+        if error.code == types.INVALID_REQUEST and error.message == SESSION_UNKNOWN:
             raise _NotSent(f"the tool server has forgotten the connection: {error}") from error
         if error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT):
             raise ToolServerGone(f"the connection to the tool server broke: {error}") from error
@@ -379,6 +379,8 @@ def _reason(error: BaseException) -> str:
     """The innermost reason of a group of exceptions."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
+    if isinstance(error, httpx2.HTTPStatusError):
+        return f"it answered {error.response.status_code}; is there a tool server at that address?"
     return str(error) or type(error).__name__
 
 

@@ -128,7 +128,12 @@ def command_of(value: object) -> tuple[str, ...] | str:
             f'The argument "cmd" of exec must be a list of strings or one string, not {type(value).__name__}; '
             f"for example {EXAMPLE}. Nothing ran."
         )
-    return tuple(_word(word) for word in value)
+    parts = tuple(_word(word) for word in value)
+    if not parts[0].strip():
+        raise BadArguments(
+            f'The first part of "cmd" of exec is the program, and it is empty; for example {EXAMPLE}. Nothing ran.'
+        )
+    return parts
 
 
 def environment_of(value: object) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from toolhost.search.base import SearchProvider
 from toolhost.search.chain import DEADLINE, SearchChain
@@ -11,6 +12,10 @@ from toolhost.search.registry import PROVIDERS, create
 
 AUTO = "auto"
 KEYED = ("exa", "tavily", "brave")
+CLIENTS = {
+    "exa": "exa_py",
+    "ddgs": "ddgs",
+}  # the libraries that are looked for at the first search only, and so not missed at the start
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ def provider_order(options: SearchOptions) -> tuple[str, ...]:
     if options.choice == "searxng" and not options.searxng_url:
         raise ValueError("search by searxng needs the URL of an instance")
     return (options.choice,) if options.choice == "corpus" else (options.choice, "corpus")
+
+
+def without_client(options: SearchOptions) -> list[str]:
+    """Providers in `provider_order` whose client library is not installed: every search of theirs will fail."""
+    return [name for name in provider_order(options) if name in CLIENTS and find_spec(CLIENTS[name]) is None]
 
 
 def build_chain(options: SearchOptions, corpus: Corpus) -> SearchChain:

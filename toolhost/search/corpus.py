@@ -7,6 +7,7 @@ One row a heading section, so that a hit carries the line of its passage. How a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sqlite3
@@ -101,6 +102,16 @@ class AddReport:
     skipped: list[tuple[Path, str]] = field(default_factory=list)
 
 
+def _make_private(path: Path) -> None:
+    """The file, for its owner alone: it holds the texts of whole folders. What SQLite puts beside it has its mode."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return  # SQLite says why
+    with os.fdopen(descriptor, "rb") as file, contextlib.suppress(OSError):  # another's, and shared on purpose
+        os.fchmod(file.fileno(), 0o600)
+
+
 class Corpus:
     """The index. Methods block; one object may be used by several threads.
 
@@ -117,6 +128,7 @@ class Corpus:
         self._convert = convert
         self._lock = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(path)
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=30)
         except sqlite3.Error as error:

@@ -19,6 +19,7 @@ from functools import partial
 
 from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.types import INVALID_REQUEST
 
 from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
 from toolhost.auth import Authenticator
@@ -27,19 +28,22 @@ from toolhost.errors import Refused
 from toolhost.identity import Headers, Refusal, identify
 from toolhost.mcp_server import CALLER, Caller
 from toolhost.namespaces.base import SessionAttachment
-from toolhost.transport.asgi import Attach, Message, Receive, Scope, Send, address_of
+from toolhost.transport.asgi import Attach, Message, Receive, Scope, Send, address_of, respond_json
+from toolhost.transport.jsonid import has_id
 from toolhost.transport.paths import Endpoint
 
 MCP_SESSION = b"mcp-session-id"
-REMEMBERED = 10_000  # MCP sessions; of more, the one unused for longest is let go
+REMEMBERED = 10_000  # MCP sessions; of more, who has the most loses the one unused for longest
 STOP_S = 5.0
+ACCEPTED = 202  # the SDK's answer to a notification, which is what it takes a request for whose id is none
+WRONG_ID = {"code": INVALID_REQUEST, "message": "The id must be a string or an integer. Nothing ran."}
 
 
 @dataclass(slots=True)
 class _McpSession:
-    """What an `Mcp-Session-Id` stands for: whose it is, and its attachment once it has called without another key."""
+    """What an `Mcp-Session-Id` stands for: the SDK's session; an attachment once it has called without another key."""
 
-    principal: str
+    manager: StreamableHTTPSessionManager
     attachment: SessionAttachment | None = None
 
 
@@ -60,7 +64,8 @@ class HttpTransport:
         self._settings = settings
         self._auth = auth
         self._attach = attach
-        self._sessions: OrderedDict[str, _McpSession] = OrderedDict()
+        # By principal and id, the one unused for longest first. A principal without any is not in it.
+        self._sessions: dict[str, OrderedDict[str, _McpSession]] = {}
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
@@ -77,7 +82,8 @@ class HttpTransport:
         if runner is not None:
             await asyncio.wait((runner,), timeout=STOP_S)
         while self._sessions:
-            await self._let_go(next(iter(self._sessions)))
+            principal, own = next(iter(self._sessions.items()))
+            await self._let_go(principal, next(iter(own)))
 
     async def _run(self, started: asyncio.Event) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -98,14 +104,14 @@ class HttpTransport:
         principal = self._auth.authenticate(headers, address_of(scope)).name
         session_id = self._session_id(headers, principal)
         caller, passing = self._caller(endpoint, headers, principal, session_id)
-        watch = _Watch(send, partial(self._remember, principal))
+        watch = _Watch(receive, send, partial(self._remember, principal, manager))
         try:
-            await manager.handle_request({**scope, CALLER: caller}, receive, watch)
+            await manager.handle_request({**scope, CALLER: caller}, watch.receive, watch.send)
         finally:
             if passing is not None:
                 await passing.gone()
         if scope["method"] == "DELETE" and session_id is not None and watch.status < 300:
-            await self._let_go(session_id)
+            await self._let_go(principal, session_id)
 
     def _session_id(self, headers: Headers, principal: str) -> str | None:
         """The MCP session that a request is in. Raises Refused when it is not, or no longer, this principal's."""
@@ -113,10 +119,10 @@ class HttpTransport:
         if not values:
             return None
         session_id = values.pop()
-        known = self._sessions.get(session_id)
-        if values or known is None or known.principal != principal:
+        own = self._sessions.get(principal, OrderedDict())
+        if values or session_id not in own:
             raise Refused(404, "no such MCP session: send `initialize` again; a session key finds its variables")
-        self._sessions.move_to_end(session_id)
+        own.move_to_end(session_id)
         return session_id
 
     def _caller(
@@ -144,25 +150,48 @@ class HttpTransport:
         if session_id is None:
             caller.attachment = self._attach(request)
             return caller, caller.attachment
-        known = self._sessions[session_id]
+        known = self._sessions[principal][session_id]
         if known.attachment is None:
             key = SessionKey(principal, KeyKind.CONNECTION, session_id)
             known.attachment = self._attach(SessionRequest(key, Retention.CONNECTION, request.ttl_s))
         caller.attachment = known.attachment
         return caller, None
 
-    async def _remember(self, principal: str, session_id: str) -> None:
+    async def _remember(self, principal: str, manager: StreamableHTTPSessionManager, session_id: str) -> None:
         """Before the client can know the id: it may send its next request while this one is still being answered."""
-        if session_id in self._sessions:
+        own = self._sessions.setdefault(principal, OrderedDict())
+        if session_id in own:
             return
-        self._sessions[session_id] = _McpSession(principal)
-        if len(self._sessions) > REMEMBERED:
-            await self._let_go(next(iter(self._sessions)))
+        own[session_id] = _McpSession(manager)
+        if sum(map(len, self._sessions.values())) > REMEMBERED:
+            greediest = max(self._sessions, key=lambda name: len(self._sessions[name]))
+            oldest = next(iter(self._sessions[greediest]))
+            known = await self._let_go(greediest, oldest)
+            if known is not None:
+                await _end(known.manager, oldest)
 
-    async def _let_go(self, session_id: str) -> None:
-        known = self._sessions.pop(session_id, None)
+    async def _let_go(self, principal: str, session_id: str) -> _McpSession | None:
+        own = self._sessions.get(principal, OrderedDict())
+        known = own.pop(session_id, None)
+        if not own:
+            self._sessions.pop(principal, None)
         if known is not None and known.attachment is not None:
             await known.attachment.gone()
+        return known
+
+
+async def _end(manager: StreamableHTTPSessionManager, session_id: str) -> None:
+    """Ends the SDK's own session, as its client would."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_message: Message) -> None:
+        """Nobody waits for the answer."""
+
+    headers = [(MCP_SESSION, session_id.encode())]
+    scope = {"type": "http", "method": "DELETE", "path": "/", "query_string": b"", "headers": headers}
+    await manager.handle_request(scope, receive, send)
 
 
 def _manager(server: Server[None], settings: Settings) -> StreamableHTTPSessionManager:
@@ -170,21 +199,38 @@ def _manager(server: Server[None], settings: Settings) -> StreamableHTTPSessionM
         server,
         max_request_body_size=settings.server.max_body_bytes,
         session_idle_timeout=settings.lifecycle.idle_s,
-        max_sessions=REMEMBERED,
+        max_sessions=None,  # the transport bounds them, fairly
     )
 
 
 class _Watch:
-    """Passes an answer on, keeps its status, and says which MCP session it names before the client can read of it."""
+    """One request and its answer on their way: keeps the answer's status, says which MCP session it names before the
+    client can read of it, and answers what the SDK takes for a notification, because its id is none."""
 
-    def __init__(self, send: Send, on_session: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, receive: Receive, send: Send, on_session: Callable[[str], Awaitable[None]]) -> None:
+        self._receive = receive
         self._send = send
         self._on_session = on_session
+        self._body: list[bytes] = []
+        self._answered = False
         self.status = 0
 
-    async def __call__(self, message: Message) -> None:
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._body.append(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._answered:
+            return
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self.status == ACCEPTED and has_id(b"".join(self._body)):
+                self._answered = True
+                self.status = 400
+                await respond_json(self._send, self.status, {"jsonrpc": "2.0", "id": None, "error": WRONG_ID})
+                return
             for name, value in message.get("headers", ()):
                 if name.lower() == MCP_SESSION and self.status < 300:
                     await self._on_session(value.decode("latin-1"))

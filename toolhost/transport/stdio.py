@@ -11,14 +11,18 @@ import secrets
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import serve_dual_era_loop
 from mcp.server.stdio import stdio_server
-from mcp.shared._stream_protocols import ReadStream
+from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCNotification
+from pydantic import ValidationError
 
 from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
 from toolhost.auth import ANONYMOUS
 from toolhost.mcp_server import Caller
 from toolhost.transport.asgi import Attach
 from toolhost.transport.streams import Inbox
+
+NOTIFICATIONS = "notifications/"  # how the names of all of them begin, in every version of MCP
 
 
 async def serve_stdio(server: Server[None], *, attach: Attach, max_calls: int) -> None:
@@ -29,7 +33,7 @@ async def serve_stdio(server: Server[None], *, attach: Attach, max_calls: int) -
     inbox = Inbox()
     try:
         async with stdio_server() as (read, write):
-            pump = asyncio.create_task(_pump(read, inbox, metadata))
+            pump = asyncio.create_task(_pump(read, write, inbox, metadata))
             try:
                 await serve_dual_era_loop(server, inbox, write, lifespan_state=None)
             finally:
@@ -38,10 +42,29 @@ async def serve_stdio(server: Server[None], *, attach: Attach, max_calls: int) -
         await attachment.gone()
 
 
-async def _pump(read: ReadStream[SessionMessage | Exception], inbox: Inbox, metadata: ServerMessageMetadata) -> None:
+async def _pump(
+    read: ReadStream[SessionMessage | Exception],
+    write: WriteStream[SessionMessage],
+    inbox: Inbox,
+    metadata: ServerMessageMetadata,
+) -> None:
     try:
         async for item in read:
-            if isinstance(item, SessionMessage):  # what is not JSON-RPC the SDK has answered in its log
+            if isinstance(item, Exception):
+                what = "The line is not a JSON-RPC 2.0 message. Nothing ran."
+                await write.send(_error(INVALID_REQUEST if _is_json(item) else PARSE_ERROR, what))
+            elif isinstance(item.message, JSONRPCNotification) and not item.message.method.startswith(NOTIFICATIONS):
+                # No client notifies of these: it is a request, and its id is none, or missing.
+                await write.send(_error(INVALID_REQUEST, "The id must be a string or an integer. Nothing ran."))
+            else:
                 inbox.put(SessionMessage(item.message, metadata=metadata))
     finally:
         inbox.close()
+
+
+def _is_json(error: Exception) -> bool:
+    return isinstance(error, ValidationError) and error.errors(include_input=False)[0]["type"] != "json_invalid"
+
+
+def _error(code: int, message: str) -> SessionMessage:
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=code, message=message)))

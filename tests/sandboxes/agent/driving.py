@@ -20,6 +20,7 @@ from sandboxes.agent import wire
 AGENT = Path(wire.__file__).parent
 LAUNCHER = AGENT / "toolhost_agent.py"
 PATIENCE_S = 30.0
+BRIEF_S = 1.0  # a deadline to be met by what hangs: on a busy machine too it must hang by then
 Frame = dict[str, Any]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .driving import Agent, Link, text
+from .driving import BRIEF_S, Agent, Link, text
 from .test_agent_python import gone
 
 
@@ -75,7 +75,7 @@ def test_exit_ends_a_shell_and_the_next_call_opens_a_new_one(link: Link) -> None
 @pytest.mark.parametrize("cmd", ["sleep 300", "while true; do sleep 300; done", "while :; do :; done", "(sleep 300)"])
 def test_a_time_out_interrupts_what_runs_and_the_shell_and_its_jobs_live_on(link: Link, cmd: str) -> None:
     job = int(text(link.shell("x=5; sleep 300 & echo $!", shell="a")))
-    result = link.shell(f"echo before; {cmd}", shell="a", timeout=0.3)
+    result = link.shell(f"echo before; {cmd}", shell="a", timeout=BRIEF_S)
     assert text(result) == "before\n"
     assert result["receipt"]["ending"] == "timed_out"
     assert text(link.shell("echo $x", shell="a")) == "5\n"
@@ -84,7 +84,7 @@ def test_a_time_out_interrupts_what_runs_and_the_shell_and_its_jobs_live_on(link
 
 def test_a_command_that_ignores_interrupts_is_killed_with_what_it_started(link: Link) -> None:
     cmd = "trap '' INT TERM; sleep 300 & echo $!; while :; do sleep 300; done"
-    result = link.shell(cmd, timeout=0.3)
+    result = link.shell(cmd, timeout=BRIEF_S)
     assert result["receipt"]["cause"]["rung"] == "kill"
     assert gone(int(text(result).split()[0]))
     assert text(link.shell("echo ok")) == "ok\n"

@@ -163,11 +163,12 @@ def test_a_host_that_reads_nothing_delays_nobody(agent: Agent, link: Link) -> No
 
 def test_user_code_that_takes_all_cpu_does_not_stop_the_channel(link: Link) -> None:
     code = "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass\nwhile True: pass"
-    link.submit(code, timeout=3.0)
-    link.until("started")
+    attempt, ident = link.submit(f"{code[:9]}\nprint('begun', flush=True){code[9:]}", timeout=300.0)
+    link.until("output")
     for _ in range(20):
         assert link.ask("ping")["t"] == "ok"
-    assert link.until("result")["receipt"]["ending"] == "timed_out"
+    assert link.ask("cancel", attempt=attempt, why="operator")["t"] == "ok"
+    assert link.until("result", ident=ident)["receipt"]["ending"] == "interrupted"
 
 
 def test_a_frame_larger_than_the_host_takes_is_never_sent(link: Link) -> None:

@@ -851,3 +851,17 @@ def test_nothing_is_inherited_that_the_host_left_open(run: Run) -> None:
         os.close(descriptor)
 
     run(body)
+
+
+def test_signals_that_the_host_blocks_are_not_blocked_inside(run: Run) -> None:
+    async def body(host: Host) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGCHLD, signal.SIGTERM])
+        try:  # the backend's threads inherit it, and so does what they start
+            async with host.opened() as backend:
+                handle = await backend.launch("k-1", SMALL, "w-1")
+                code = "import subprocess; print(subprocess.check_output(['grep', 'SigBlk', '/proc/self/status']))"
+                assert "SigBlk:\\t0000000000000000" in await python(backend, handle, code)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    run(body)

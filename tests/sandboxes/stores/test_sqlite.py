@@ -143,7 +143,7 @@ async def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 
 def test_an_unknown_store_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="memory, sqlite"):
+    with pytest.raises(ValueError, match="memory, redis, sqlite"):
         store_class("paper")
 
 

@@ -1,4 +1,4 @@
-"""A real Redis server of the tests' own, on a free port of loopback, without files."""
+"""A real Redis server of the tests' own, on a free port of loopback."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ PATH = shutil.which("redis-server")
 
 
 class RedisServer:
-    """Started by the constructor, ended by `stop`."""
+    """Started by the constructor, ended by `stop`; `start` begins another one on the same port: an empty one, or with
+    what was written where it is `durable`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, durable: bool = False) -> None:
         assert PATH is not None
         self.port = free_port()
-        command = [PATH, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self.process = subprocess.Popen(
-            [*command, "--dir", str(directory)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._command = [PATH, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
+        self._command += ["--appendonly", "yes", "--appendfsync", "always"] if durable else ["--appendonly", "no"]
+        self.start()
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while True:
             try:

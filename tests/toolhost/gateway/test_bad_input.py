@@ -36,11 +36,21 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": True}]}, "input"),
     ({"input": [{"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": "yes"}]}, "input"),
     ({"input": []}, "input"),
+    ({"input": ""}, "input"),
+    ({"input": None}, "input"),
+    ({"input": [5]}, "input"),
+    ({"input": [{"role": "user", "content": "x"}] * 5001}, "input"),
+    ({"input": "x" * 10_000_001}, "input"),
+    ({"messages": [{"role": "user", "content": "Hi"}]}, "messages"),
+    ({"prompt": {"id": "pmpt_x"}}, "prompt"),
     ({"model": 5}, "model"),
     ({"previous_response_id": "resp_nothing"}, "previous_response_id"),
     ({"previous_response_id": "../../etc/passwd"}, "previous_response_id"),
     ({"previous_response_id": "resp_x", "conversation": "conv_x"}, "conversation"),
     ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function", "name": "two words"}]}, "tools"),
+    ({"tools": [{"type": "function", "name": "twice"}, {"type": "function", "name": "twice"}]}, "tools"),
+    ({"tools": [{"type": "image_generation"}]}, "tools"),
     ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "tools"),
     ({"tools": [{"type": "mcp"}]}, "tools"),
     ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://127.0.0.1:1/mcp"}]}, "tools"),
@@ -86,12 +96,23 @@ async def test_each_wrong_body_is_a_400_that_names_its_parameter(served: Served)
 
 
 @pytest.mark.parametrize(
-    "raw", [b"{", b"[]", b'"x"', b'{"a": NaN}', b"\xff\xfe", b'{"input": "\\ud800"}', b"[" * 100_000]
+    "raw", [b"{", b"[]", b'"x"', b'{"a": NaN}', b'{"a": 1e999}', b"\xff\xfe", b'{"input": "\\ud800"}', b"[" * 100_000]
 )
 async def test_a_body_that_is_no_json_object_is_a_400(served: Served, raw: bytes) -> None:
     answer = await served.http.post("/v1/responses", content=raw)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_what_is_wrong_with_an_input_is_said_of_what_it_is(served: Served) -> None:
+    for value, text in (
+        ([{"role": "user", "content": "x"}] * 5001, "5000 items, not 5001"),
+        ("x" * 10_000_001, "10000000 characters"),
+        ([{"role": "user", "content": "x"}, "y"], "item 1 is not an object"),
+        (5, "a text or a list of items"),
+    ):
+        answer = await served.http.post("/v1/responses", json={"model": "fake", "input": value})
+        assert text in answer.json()["error"]["message"]
 
 
 async def test_a_body_beyond_the_cap_is_a_413(serve: Serve) -> None:

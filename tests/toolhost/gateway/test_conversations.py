@@ -148,3 +148,35 @@ async def test_everything_of_another_principal_is_not_found(serve: Serve, tmp_pa
         with pytest.raises(openai.BadRequestError, match="not found"):
             await his.responses.create(**{"model": "fake", "input": "Hi", **body})  # type: ignore[call-overload]
     assert (await hers.responses.retrieve(response.id)).status == "completed"
+
+
+async def test_an_id_of_another_principal_is_answered_as_one_that_never_was(serve: Serve, tmp_path: Path) -> None:
+    ann, ann_line = mint("ann", [Scope.USE])
+    bob, bob_line = mint("bob", [Scope.USE])
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{ann_line}\n{bob_line}\n")
+    call = {"calls": [{"name": "python", "arguments": {"code": "x = 1"}}]}
+    served = await serve([call, {"text": "ok"}], tokens=tokens)
+    hers = served.as_user(ann)
+    response: Any = await hers.responses.create(model="fake", input="Hi", tools=[PYTHON])
+    talk = await hers.conversations.create()
+    paths = [
+        ("GET", "/v1/responses/{}", response.id),
+        ("GET", "/v1/responses/{}?stream=true", response.id),
+        ("GET", "/v1/responses/{}/trace", response.id),
+        ("GET", "/v1/responses/{}/input_items", response.id),
+        ("POST", "/v1/responses/{}/cancel", response.id),
+        ("DELETE", "/v1/responses/{}", response.id),
+        ("GET", "/v1/conversations/{}", talk.id),
+        ("GET", "/v1/conversations/{}/items", talk.id),
+        ("GET", "/v1/containers/{}/files", response.output[0].container_id),
+        ("GET", "/v1/containers/{}/files/cfile_YQ/content", response.output[0].container_id),
+    ]
+    for method, path, ident in paths:
+        never = ident[:-4] + "0000"
+        answers = [
+            await served.http.request(method, path.format(one), headers={"Authorization": f"Bearer {bob}"})
+            for one in (ident, never)
+        ]
+        assert [answer.status_code for answer in answers] == [404, 404], path
+        assert answers[0].text.replace(ident, "ID") == answers[1].text.replace(never, "ID")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from tests.toolhost.gateway.test_responses import PYTHON, SET
 from tests.toolhost.loop.checks import check_items, check_stream
 from tests.toolhost.loop.mcp_double import Double
 from toolhost.gateway.ledger import StoredRegistry
+from toolhost.gateway.run import Run
+from toolhost.gateway.schema import CreateResponse
 from toolhost.gateway.stores.sqlite import SqliteStore
 from toolhost.loop.ledger import Arrival, Attempt, CallRecord, Ledger, Verdict
 from toolhost.loop.tool_client import McpToolServer
@@ -88,6 +94,74 @@ async def test_a_redis_that_dies_in_mid_run_ends_the_stream_as_failed(serve: Ser
         redis.stop()
 
 
+async def test_a_redis_that_is_down_at_the_start_is_one_line_and_a_code(tmp_path: Path) -> None:
+    from tests.support.host import free_port
+
+    store = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    command = [sys.executable, "-m", "toolhost", "gateway", "--listen", f"127.0.0.1:{free_port()}"]
+    command += ["--model-url", "http://127.0.0.1:1/v1", "--store", store, "--state-dir", str(tmp_path)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("toolhost: the gateway's Redis cannot be used")
+    assert "secret" not in line
+
+
+async def test_a_redis_that_comes_back_is_used_again(serve: Serve, tmp_path: Path) -> None:
+    from tests.toolhost.gateway import redis_server as module
+
+    if module.PATH is None:
+        pytest.skip("no redis-server on this machine (apt install redis-server)")
+    redis = RedisServer(tmp_path)
+    try:
+        served = await serve([{"text": "a"}, {"text": "b"}], store=redis.url)
+        assert (await served.client.responses.create(model="fake", input="1")).output_text == "a"
+        redis.stop()
+        with pytest.raises(openai.InternalServerError) as caught:
+            await served.client.responses.create(model="fake", input="2")
+        assert (caught.value.status_code, caught.value.code) == (503, "store_unavailable")
+        redis.start()
+        assert (await served.client.responses.create(model="fake", input="3")).output_text == "b"
+    finally:
+        redis.stop()
+
+
+async def test_a_full_disk_is_told_ends_what_runs_and_is_got_over(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections: list[sqlite3.Connection] = []
+    connect = SqliteStore._connect
+
+    def limited(store: SqliteStore) -> sqlite3.Connection:
+        connections.append(connect(store))
+        return connections[-1]
+
+    monkeypatch.setattr(SqliteStore, "_connect", limited)
+    served = await serve([PAUSED, {"text": "after"}])
+    stream = aiter(await served.client.responses.create(model="fake", input="Hi", stream=True))
+    seen = [await anext(stream)]
+    await served.model.reached("gate")
+
+    def pages(session: Any, count: int) -> int:
+        return int(session.read(f"PRAGMA max_page_count = {count}").fetchone()[0])
+
+    store: Any = served.gateway.store
+    full = await store._do(lambda session: pages(session, 1))  # no page more than there are
+    large = {"model": "fake", "input": "x" * 200_000}
+    refused = await served.http.post("/v1/responses", json=large)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
+    assert "full" in refused.json()["error"]["message"]
+    served.model.release("gate")
+    seen += [event async for event in stream]
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].type in ("response.failed", "response.completed")
+
+    await store._do(lambda session: pages(session, full + 100_000))
+    assert (await served.client.responses.create(model="fake", input="Again")).output_text == "after"
+    found = await served.client.responses.retrieve(seen[0].response.id)
+    assert found.status in ("in_progress", seen[-1].response.status)  # the reconciler closes it when its lease is due
+
+
 async def test_the_acceptance_table_survives_a_restart(tmp_path: Path) -> None:
     def arrival(content: str) -> Arrival:
         return Arrival("t", 1, "c", "a1", "python.python", "digest", "python", content)
@@ -104,6 +178,38 @@ async def test_the_acceptance_table_survives_a_restart(tmp_path: Path) -> None:
         assert await ledger.deliver(arrival(content), 1.0) is verdict
         assert await ledger.usable("t", "c") is (verdict is not Verdict.CONFLICT)
         await store.close()
+
+
+async def test_more_than_a_hundred_responses_are_with_the_model_at_once(serve: Serve) -> None:
+    served = await serve([{**PAUSED, "keep": True}])
+    body = CreateResponse(model="fake", input="Hi")
+    runs = [await served.gateway.create(body, "ann") for _ in range(120)]
+    async with asyncio.timeout(60):
+        while len(served.model.requests) < len(runs):  # noqa: ASYNC110 - the model has no event for it
+            await asyncio.sleep(0.01)
+    served.model.release("gate")
+    ends = await asyncio.gather(*(run.done for run in runs))
+    assert {one["status"] for one in ends} == {"completed"}
+
+
+async def test_the_events_of_many_streams_at_once_are_whole_and_stored_before_they_are_shown(serve: Serve) -> None:
+    served = await serve([{"text": "a b c d e f g h i j", "chunk": 2, "delay": 0.001, "keep": True}])
+    body = CreateResponse(model="fake", input="Hi")
+    runs = [await served.gateway.create(body, "ann") for _ in range(20)]
+
+    async def follow(run: Run) -> list[str]:
+        seen: list[str] = []
+        async for line in run.feed.read():
+            seen.append(line)
+            if len(seen) % 5 == 0:
+                assert len(await served.gateway.store.entries(f"response/{run.id}")) >= len(seen)
+        return seen
+
+    for run, seen in zip(runs, await asyncio.gather(*map(follow, runs)), strict=True):
+        assert seen == await served.gateway.store.entries(f"response/{run.id}")
+        numbers = [json.loads(line.partition(" ")[2])["sequence_number"] for line in seen]
+        assert numbers == list(range(len(seen)))
+        assert seen[-1].startswith("response.completed ")
 
 
 async def test_half_of_a_surrogate_pair_from_the_model_breaks_nothing(serve: Serve) -> None:

@@ -20,6 +20,8 @@ from tests.toolhost.loop.mcp_double import Double
 from tests.toolhost.loop.test_scenarios import python, search
 from toolhost.loop import fake_model
 
+pytestmark = pytest.mark.timeout(400)  # some tests start three processes, each of seconds of imports
+
 ROUNDS: list[dict[str, Any]] = [
     {"reasoning": "Multiply.", "calls": [python("print(6 * 7)"), search("forty two")]},
     {"text": "The answer is 42."},
@@ -35,10 +37,10 @@ app()
 """
 
 
-async def in_a_terminal(answers: bytes, *arguments: str) -> tuple[int, str]:
+async def in_a_terminal(answers: bytes, *arguments: str, columns: int = 200) -> tuple[int, str]:
     """Run in a pseudo-terminal, giving one answer to each question; exit code and what was shown, without colours."""
     master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"}
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", APP, *arguments, stdin=slave, stdout=slave, stderr=slave, env=environment
     )
@@ -81,12 +83,10 @@ async def test_in_a_pipe_the_answer_is_on_stdout_and_the_way_to_it_on_stderr(dou
         options = ["--model", url, "--tools", tools, "--trace-dir", str(tmp_path)]
         code, out, err = await finish(await start("run", "What is 6 times 7?", *options))
     assert (code, out) == (0, "The answer is 42.\n")
-    assert err.splitlines()[:4] == [
-        "reasoning: Multiply.",
-        "python: print(6 * 7)",
-        "  42",
-        "browser search: forty two",
-    ]
+    first, *calls = err.splitlines()[:4]
+    assert first == "reasoning: Multiply."
+    code_lines, search_line = ["python: print(6 * 7)", "  42"], "browser search: forty two"
+    assert calls in ([*code_lines, search_line], [search_line, *code_lines]), "in the order in which they ended"
     response = err.split()[-1]
     code, out, _ = await finish(await start("trace", response, "--json", "--trace-dir", str(tmp_path)))
     assert code == 0
@@ -116,8 +116,9 @@ async def test_ctrl_c_cancels_model_and_tool(double: Double, tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(20):
             await double.host.was_cancelled.wait()
-            code, out, _ = await finish(process)
+            code, out, err = await finish(process)
     assert code == 130
+    assert "trace: toolhost trace resp_" in err
     check_stream([ADAPTER.validate_json(line) for line in out.splitlines()], cancelled=True)
     assert [namespace for _, namespace in double.host.cleaned] == ["python"]
 
@@ -253,6 +254,46 @@ async def test_what_cannot_be_started_is_one_line_and_exit_code_two(
     assert (code, out) == (2, "")
     assert word in err
     assert len(err.splitlines()) == 1, err
+
+
+async def test_the_readmes_output_is_what_the_commands_print(double: Double, tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    _, _, rest = (root / "README.md").read_text().partition("$ toolhost run ")
+    shown = rest.partition("```")[0].splitlines()[1:]
+    rounds = json.loads((root / "docs" / "examples" / "factorial.json").read_text())
+    async with fake_model.serving(rounds) as (_, url):
+        options = ["--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        code, out, err = await finish(await start("run", "What is 20 factorial?", *options))
+    assert code == 0
+    *way, trace = err.splitlines()
+    assert [*way, *out.splitlines()] == shown[:-1]
+    assert re.fullmatch(r"trace: toolhost trace resp_[0-9a-f]{32}", trace)
+    assert re.fullmatch(r"trace: toolhost trace resp_[0-9a-f]{32}", shown[-1])
+
+
+async def test_a_wrong_address_is_one_line_that_says_what_to_look_at(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving([]) as (_, url):
+        for options, said in (
+            (["--model", url, "--tools", double.at("nowhere")], "it answered 404; is there a tool server at"),
+            (["--model", url.removesuffix("/v1")], "it answered 404 to /models; an address mostly ends in /v1"),
+            (["--model", url, "--tools", "my host/python"], "is not HOST:PORT/namespace"),
+        ):
+            code, _, err = await finish(await start("run", "Hello", *options, "--trace-dir", str(tmp_path)))
+            assert code in (1, 2)
+            assert said in err
+            assert len(err.splitlines()) == 1, err
+
+
+async def test_a_narrow_terminal_shows_the_trace_line_by_line(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        options = ["--model", url, "--tools", f"{double.at('python')},{double.at('browser')}"]
+        _, _, err = await finish(await start("run", "What is 6 times 7?", *options, "--trace-dir", str(tmp_path)))
+    code, shown = await in_a_terminal(b"", "trace", err.split()[-1], "--trace-dir", str(tmp_path), columns=40)
+    assert code == 0
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert len(lines) < 25
+    assert "accepted" in shown
 
 
 async def test_trace_of_an_unknown_or_impossible_id_is_a_plain_error(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,6 +15,8 @@ from tests.toolhost.loop.mcp_double import Double, Host, serving
 from tests.toolhost.loop.test_scenarios import PYTHON, SEARCH, python, search
 from toolhost.loop.driver import NoTools
 from toolhost.loop.errors import RequestError
+from toolhost.loop.fake_model import Script
+from toolhost.loop.models.base import ModelClient, ModelDelta, ModelRequest
 from toolhost.loop.request import Limits, LoopRequest
 from toolhost.loop.run import LoopRun
 from toolhost.loop.tool_client import Endpoint, McpToolServer
@@ -25,6 +27,25 @@ ROUNDS = [
     {"text": "It is one, and that is all.", "chunk": 6},
 ]
 FILES = {"type": "mcp", "server_label": "files", "require_approval": "never"}
+
+
+class OneByOne:
+    """A model whose fragments come one at a time, however the network bundled them: a cancel comes between any two."""
+
+    dialect = "chat"
+
+    def __init__(self, inner: ModelClient) -> None:
+        self._inner = inner
+
+    async def round(self, request: ModelRequest) -> AsyncGenerator[ModelDelta, None]:
+        async with aclosing(self._inner.round(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+                for _ in range(20):
+                    await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 class CancelAt:
@@ -48,16 +69,22 @@ async def events_of(run: LoopRun) -> list[Any]:
     return [event async for event in run.events()]
 
 
-async def test_cancel_at_each_event_ends_every_item_and_never_both_ways(make_loop: MakeLoop, double: Double) -> None:
-    driver, _ = await make_loop(ROUNDS)
-    whole = await events_of(await driver.start(LoopRequest("fake", "Hello", tools=[PYTHON, SEARCH])))
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
+async def test_cancel_at_each_event_ends_every_item_and_never_both_ways(
+    stream: bool, make_loop: MakeLoop, double: Double
+) -> None:
+    driver, model = await make_loop(ROUNDS)
+    driver.model = OneByOne(driver.model)
+    request = LoopRequest("fake", "Hello", tools=[PYTHON, SEARCH], stream=stream)
+    whole = await events_of(await driver.start(request))
     check_stream(whole)
-    cancelled = 0
+    lost: list[int] = []
     for number in range(len(whole)):
         double.host.forget()
-        driver, _ = await make_loop(ROUNDS)
+        model.rounds[:] = Script.validate_python(ROUNDS)
         observer = CancelAt(number)
-        run = await driver.start(LoopRequest("fake", "Hello", tools=[PYTHON, SEARCH]), observer)
+        run = await driver.start(request, observer)
         observer.run = run
         events = await events_of(run)
         result = await run.result()
@@ -68,8 +95,15 @@ async def test_cancel_at_each_event_ends_every_item_and_never_both_ways(make_loo
         ]
         assert not run.cancel()
         assert not await driver.ledger.current(run.response_id, 1)
-        cancelled += observer.won
-    assert cancelled > len(whole) // 2
+        if not observer.won:
+            lost.append(number)
+            continue
+        after = [event.type for event in events[number + 1 :]]
+        # What was made at one go with the event is still delivered, and items are ended; the model is not heard again.
+        assert sum(kind.endswith("text.delta") for kind in after) <= 1, (number, after)
+    # Only an ending that is already there beats a cancel.
+    last = max(number for number, event in enumerate(whole) if event.type == "response.output_text.done")
+    assert lost == list(range(last, len(whole)))
 
 
 async def test_cancel_reaches_the_model(make_loop: MakeLoop) -> None:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from tests.toolhost.loop.mcp_double import ATTEMPT, Double, Host, serving
 from toolhost.loop.errors import RequestError, ToolServerGone
@@ -27,7 +34,10 @@ def test_endpoints_are_written_as_for_vllm_or_as_urls(text: str, url: str, trans
     assert (endpoint.url, endpoint.transport) == (url, transport)
 
 
-@pytest.mark.parametrize("text", ["", "ftp://toolhost/python", "/python"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "ftp://toolhost/python", "/python", "my host/python", "toolhost:99999/python", "[::1", "http://["],
+)
 def test_what_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="not HOST:PORT/namespace"):
         Endpoint.parse(text)
@@ -119,10 +129,75 @@ async def test_cancelling_a_call_tells_the_server(tool_server: McpToolServer, do
 async def test_a_session_over_http_outlives_a_server_that_has_forgotten_it(
     tool_server: McpToolServer, double: Double
 ) -> None:
-    """The new server answers 404 with an error of its own wording: it took nothing, so the call is asked again there."""
+    """The new server answers 404 with an error of its own wording: it took nothing, so the call is asked again."""
     async with tool_server.new_session("files", "resp_1") as session:
         await session.call_tool("write", {"n": 1})
         await double.kill()
         await double.start()
         assert (await session.call_tool("write", {"n": 2})).content[0].text == '{"write": {"n": 2}}'
     assert [args for _, _, args in double.host.runs] == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("where", ["python", "files"])
+async def test_a_result_of_ten_megabytes_arrives_whole_and_once(where: str, double: Double) -> None:
+    over_http = where == "files"
+    server = await McpToolServer.connect([f"http://{double.at(where)}/mcp" if over_http else double.at(where)])
+    async with server.new_session(where, "resp_1") as session:
+        if over_http:
+            result = await session.call_attempt("read", {"repeat": 10_000_000}, "att_1")
+        else:
+            result = await session.call_attempt("python", {"code": "print('y' * 10_000_000)"}, "att_1")
+    assert len(result.content[0].text) > 10_000_000
+    assert len(double.host.runs) == 1
+
+
+@asynccontextmanager
+async def answering(
+    first: str, status: int = 202, headers: dict[str, str] | None = None
+) -> AsyncIterator[tuple[str, list[int]]]:
+    """A server whose SSE stream begins with `first`, or is a redirect, and that answers each POST with a status."""
+    posts: list[int] = []
+
+    async def stream(_: Request) -> Response:
+        if headers:
+            return Response(status_code=307, headers=headers)
+
+        async def events() -> AsyncIterator[str]:
+            yield first
+            await asyncio.sleep(60)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def post(_: Request) -> Response:
+        posts.append(status)
+        return Response(status_code=status)
+
+    app = Starlette(routes=[Route("/python/sse", stream), Route("/post", post, methods=["POST"])])
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
+    server, socket = uvicorn.Server(config), config.bind_socket()
+    task = asyncio.create_task(server.serve([socket]))
+    try:
+        yield f"127.0.0.1:{socket.getsockname()[1]}/python", posts
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+        socket.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "status", "headers", "said", "asked"),
+    [
+        ("event: endpoint\ndata: /post\n\n", 401, None, "answered 401", 1),
+        ("event: endpoint\ndata: /post\n\n", 500, None, "answered 500", 1),
+        ("event: endpoint\ndata: http://127.0.0.1:9/post\n\n", 202, None, "another origin", 0),
+        ("", 202, {"location": "/elsewhere"}, "redirects to '/elsewhere'", 0),
+    ],
+    ids=["refused", "failing", "another origin", "redirect"],
+)
+async def test_a_server_that_takes_no_messages_is_a_clear_error_at_once(
+    first: str, status: int, headers: dict[str, str] | None, said: str, asked: int
+) -> None:
+    async with answering(first, status, headers) as (address, posts):
+        with pytest.raises(ToolServerGone, match=said):
+            await McpToolServer.connect([address])
+    assert len(posts) == asked

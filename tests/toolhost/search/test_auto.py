@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolhost.browsing.sections import FileConverter
-from toolhost.search.auto import SearchOptions, build_chain, provider_order
+from toolhost.search.auto import SearchOptions, build_chain, provider_order, without_client
 from toolhost.search.corpus import Corpus
 
 EXA, TAVILY, BRAVE = ("exa", "k1"), ("tavily", "k2"), ("brave", "k3")
@@ -48,3 +48,11 @@ async def test_the_order(options: SearchOptions, order: tuple[str, ...], tmp_pat
 def test_a_choice_that_lacks_something_says_what(options: SearchOptions, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         provider_order(options)
+
+
+def test_a_provider_whose_client_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SearchOptions(keys=(("exa", "k"), ("tavily", "k")), keyless=True)
+    monkeypatch.setattr("toolhost.search.auto.find_spec", lambda name: None)
+    assert without_client(options) == ["exa", "ddgs"]
+    monkeypatch.setattr("toolhost.search.auto.find_spec", lambda name: object())
+    assert without_client(options) == []

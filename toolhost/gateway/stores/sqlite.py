@@ -58,7 +58,7 @@ class SqliteStore(Store):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._path = Path(url.partition("://")[2])
-        self._lock = FileLock(f"{self._path}.lock", thread_local=False)
+        self._lock = FileLock(f"{self._path}.lock", mode=0o600, thread_local=False)
         self._waiting: list[_Job] = []
         self._timer: asyncio.TimerHandle | None = None
         self._batches: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
