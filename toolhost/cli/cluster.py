@@ -89,8 +89,8 @@ def up(
     """Start Ray on this machine, as the head or as a node of one, and return when it has joined.
 
     It runs until `toolhost cluster down` or the machine's end. --sessions 0 is for a machine that only runs tool hosts:
-    each needs a node beside it. The head makes two secrets, Ray's token and the owner; the other machines need a copy of
-    both files.
+    each needs a node beside it. The head makes two secrets, Ray's token and the owner; the other machines need copies
+    of both files.
     """
     settings = _settings(config, state_dir, token_file)
     if head == (address is not None):
