@@ -18,6 +18,7 @@ from tests.sandboxes.backends import ray_host
 from tests.support.cluster import Cluster
 
 CALL_S = 120.0
+UNUSED_S = 6.0
 
 
 class Failed(Exception):
@@ -31,11 +32,11 @@ class Failed(Exception):
 class Driver:
     """A replica on the edge, opened."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, unused_s: float = UNUSED_S) -> None:
         directory = ray_host.prepare(cluster)
         self._running = cluster.popen(
             cluster.edge,
-            [sys.executable, "-m", "tests.cluster.replica", str(directory)],
+            [sys.executable, "-m", "tests.cluster.replica", str(directory), str(unused_s)],
             environment={"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -77,9 +78,9 @@ class Driver:
 
 
 @contextlib.contextmanager
-def replica(cluster: Cluster) -> Iterator[Driver]:
+def replica(cluster: Cluster, unused_s: float = UNUSED_S) -> Iterator[Driver]:
     """One that is ended at the end. Its sandboxes live on."""
-    driver = Driver(cluster)
+    driver = Driver(cluster, unused_s)
     try:
         yield driver
     finally:

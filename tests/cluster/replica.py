@@ -1,6 +1,6 @@
 """The cluster backend in a process on the edge, moved by its test: lines of JSON in and out (`tests.cluster.driving`).
 
-Argument: the directory of `ray_host`.
+Arguments: the directory of `ray_host`, and `unused_s` of its nodes' settings.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from sandboxes.backends.ray_names import lease_name, loaded, stored
 from sandboxes.client import AgentClient
 from tests.sandboxes.backends import ray_host
 
-UNUSED_S = 6.0
 AT_ONCE = 12
 
 
 class Replica:
-    def __init__(self, directory: Path) -> None:
-        settings = ray_host.Host(directory).settings(ray_host.OWNER, unused_s=UNUSED_S)
+    def __init__(self, directory: Path, unused_s: float) -> None:
+        settings = ray_host.Host(directory).settings(ray_host.OWNER, unused_s=unused_s)
         self.backend = RayBackend(owner=ray_host.OWNER, node=settings)
         self.leases_asked: set[str] = set()
 
@@ -88,7 +87,7 @@ async def serve(replica: Replica) -> None:
 
 
 async def main() -> None:
-    await serve(Replica(Path(sys.argv[1])))
+    await serve(Replica(Path(sys.argv[1]), float(sys.argv[2])))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.driving import Driver, replica, within
+from tests.cluster.driving import UNUSED_S, Driver, replica, within
 from tests.sandboxes.backends import ray_host
 from tests.support.cluster import Cluster, ray_cluster
 
@@ -67,6 +67,27 @@ def test_a_drained_node_is_passed_over_by_replicas_that_have_not_heard(cluster: 
         time.sleep(3)  # the other one hears of it
         handles = other.call("launch_all", keys=[f"again-{number}" for number in range(8)])
         assert any(handle["node"] == kept["node"] for handle in handles)
+
+
+def test_a_tool_host_with_other_settings_renews_the_node_hosts_and_keeps_their_sandboxes(
+    cluster: Cluster, driver: Driver
+) -> None:
+    handles = driver.call("launch_all", keys=[f"kept-{number}" for number in range(4)])
+    before = node_hosts(cluster)
+    with replica(cluster, UNUSED_S + 1) as other:
+        assert not before & node_hosts(cluster)
+        for host in (driver, other):
+            for handle in handles:
+                assert host.call("connect", handle=handle) == handle["sandbox_id"]
+
+
+def node_hosts(cluster: Cluster) -> set[int]:
+    return {
+        process.pid
+        for worker in cluster.workers
+        for process in worker.processes()
+        if "ray::NodeHost" in process.command
+    }
 
 
 def test_it_keeps_the_contract(cluster: Cluster, driver: Driver) -> None:
