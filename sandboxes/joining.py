@@ -39,7 +39,7 @@ class Joining:
         handle, sandbox = session.record.handle, session.sandbox
         if handle is not None and sandbox is not None and sandbox.handle.sandbox_id != handle.sandbox_id:
             sandbox.on_lost = None
-            self._keeper.spawn(sandbox.close(), "close")
+            self._keeper.spawn(sandbox.close(), "disconnect")
             self._keeper.run_on(session, handle)
         return session.sandbox
 

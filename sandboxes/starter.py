@@ -199,7 +199,7 @@ class Starter:
             keeper.release(session)
         elif shared and session.phase not in OVER:  # another host may have the same one; the next start finds it again
             keeper.busy_ids.discard(sandbox.handle.sandbox_id)
-            keeper.spawn(sandbox.close(), "close")
+            keeper.spawn(sandbox.close(), "disconnect")
             keeper.release(session)
         else:
             slot, session.slot = session.slot, None

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from sandboxes.backends import ray_names, ray_peer
@@ -95,7 +94,7 @@ class RayBackend(Backend):
         try:
             if self._opened:
                 return await self._nodes.problems()
-            await self.open()
+            await self.open(launching=False)
             try:
                 return await self._nodes.problems()
             finally:
@@ -320,11 +319,6 @@ class RayBackend(Backend):
         except SandboxError:
             return False
         return lease is None or lease.node[: ray_names.SHORT] != _place(handle).node
-
-
-def owner_from(path: Path) -> Owner:
-    """The cluster's owner, as every node and every tool host has it in a file. Raises OSError, ValueError."""
-    return ray_names.read_owner(path)
 
 
 def _place(handle: Handle) -> Place:

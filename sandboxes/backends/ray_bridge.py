@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sandboxes.backends import ray_wire
-from sandboxes.backends.ray_names import NODE_LABEL, RESOURCE, LocalSettings, NodeSettings, actor_name
+from sandboxes.backends.ray_names import NODE_LABEL, RESOURCE, STARTING, LocalSettings, NodeSettings, actor_name, digest
 from sandboxes.environment import Environment, Mount
 from sandboxes.errors import EngineUnavailable, IsolationUnavailable, NoCapacity, SandboxError
 
@@ -64,9 +64,9 @@ class Bridge:
             raise EngineUnavailable(f"no connection to the Ray cluster {address}: {reason(error)}") from error
         return {"version": ray.__version__}
 
-    def nodes(self, again: list[str]) -> list[dict[str, Any]]:
+    def nodes(self, again: list[str], renew: bool) -> list[dict[str, Any]]:
         """Every node that takes sessions and the head knows; a NodeHost is made where there is none. What is known of a
-        node is not asked again, except for those in `again`."""
+        node is not asked again, except for those in `again`. `renew`: one with other settings is replaced."""
         import ray
 
         for ident in again:
@@ -79,7 +79,7 @@ class Bridge:
                 "host": str(node["NodeManagerAddress"]),
                 "raylet": int(node["NodeManagerPort"]),
                 "capacity": capacity,
-                **self._describe(ident, capacity),
+                **self._describe(ident, capacity, renew),
             }
 
         known = ray.nodes()  # type: ignore[no-untyped-call]
@@ -159,7 +159,7 @@ class Bridge:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _describe(self, node_id: str, capacity: int) -> dict[str, Any]:
+    def _describe(self, node_id: str, capacity: int, renew: bool) -> dict[str, Any]:
         import ray
 
         if node_id in self._known:
@@ -170,6 +170,11 @@ class Bridge:
                 if host is None:
                     host = self._hosts[node_id] = self._host(node_id, capacity)
             said: dict[str, Any] = ray.get(host.describe.remote(), timeout=DESCRIBE_S)
+            if renew and said.get("settings") != digest(self._settings):
+                ray.kill(host)
+                with self._lock:
+                    self._hosts.pop(node_id, None)
+                return {"place": None, "problem": STARTING}
         except Exception as error:  # noqa: BLE001  # one node that cannot does not keep the others from it
             with self._lock:
                 self._hosts.pop(node_id, None)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sandboxes.backends.ray_names import NodeSettings, read_owner, workspace_of
+from sandboxes.backends.ray_names import NodeSettings, digest, read_owner, workspace_of
 from sandboxes.backends.ray_node import Node
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class NodeHost:
             self._start()
         node = self._node
         place = None if node is None or node.place is None else str(node.place)
-        return {"place": place, "problem": self._problem if node is None else node.problem}
+        problem = self._problem if node is None else node.problem
+        return {"place": place, "problem": problem, "settings": digest(self._settings)}
 
     def _start(self) -> None:
         try:

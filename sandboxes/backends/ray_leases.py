@@ -19,11 +19,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from sandboxes.backends import ray_wire
-from sandboxes.backends.ray_names import NodeSettings
+from sandboxes.backends.ray_names import NodeSettings, plain
 from sandboxes.errors import EngineUnavailable, IsolationUnavailable, SandboxError
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Leases:
             "address": address,
             "namespace": namespace,
             "owner_id": owner_id,
-            "settings": _plain(dataclasses.asdict(settings)),
+            "settings": plain(dataclasses.asdict(settings)),
         }
         self._environment = dict(environment)
         self._ids = itertools.count(1)
@@ -96,9 +95,10 @@ class Leases:
             await asyncio.gather(self._running, return_exceptions=True)
             self._running = None
 
-    async def nodes(self, again: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """The nodes that take sessions. `again`: ids of those that must be asked anew where they are."""
-        found = await self._call("nodes", CALL_S, again=list(again))
+    async def nodes(self, again: Sequence[str] = (), *, renew: bool = False) -> list[dict[str, Any]]:
+        """The nodes that take sessions. `again`: ids of those that must be asked anew where they are. `renew`: a
+        NodeHost that has other settings than these is replaced; its sandboxes live on."""
+        found = await self._call("nodes", CALL_S, again=list(again), renew=renew)
         return [node for node in found if isinstance(node, dict)]
 
     async def lease(self, name: str, avoid: Sequence[str] = ()) -> Lease:
@@ -232,12 +232,3 @@ class Leases:
 
     def _last_words(self) -> str:
         return self._said[-1] if self._said else "it said nothing"
-
-
-def _plain(value: Any) -> Any:
-    """With what JSON has not, as what it has."""
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, frozenset | tuple | list):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, PurePath) else value

@@ -5,12 +5,14 @@ Above: every other `ray_*` module. Below: nothing of Ray.
 
 from __future__ import annotations
 
-import time
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
+from sandboxes.backends.ray_versions import versions
 from sandboxes.environment import Environment
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle
@@ -88,6 +90,23 @@ class NodeSettings:
     abandoned_s: float = 24 * 3600.0
 
 
+def digest(settings: NodeSettings) -> str:
+    """Tells settings apart, and the versions of toolhost that they are for."""
+    said = json.dumps([plain(asdict(settings)), versions()["toolhost"]], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def plain(value: Any) -> Any:
+    """With what JSON has not, as what it has."""
+    if isinstance(value, Mapping):
+        return {name: plain(inner) for name, inner in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(plain(inner) for inner in value)
+    if isinstance(value, tuple | list):
+        return [plain(inner) for inner in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
     """A node of the cluster, for the operators' list. `problem`: why it takes no sessions, "" when it does."""
@@ -144,7 +163,3 @@ def loaded(fields: object) -> Handle:
     if isinstance(created, bool) or not isinstance(created, int | float):
         raise ValueError("not a handle")
     return Handle(**texts, created_at=float(created))
-
-
-def age(since: float) -> float:
-    return time.monotonic() - since

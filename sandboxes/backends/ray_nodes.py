@@ -61,6 +61,7 @@ class Nodes:
         self._peers: dict[Place, Peer] = {}
         self._task: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
+        self._renew = False
         self.fresh = False
 
     async def open(self, *, launching: bool = True) -> None:
@@ -70,12 +71,14 @@ class Nodes:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OPEN_S
+        self._renew = launching
         while True:
             await self.refresh()
             waiting = [entry for entry in self._entries.values() if entry.place is None or entry.problem == STARTING]
             if not waiting or loop.time() >= deadline:
                 break
             await asyncio.sleep(START_PAUSE_S)
+        self._renew = False  # once: hosts with different settings must not go on replacing each other's
         problems = [entry.problem for entry in self._entries.values() if entry.problem]
         if launching and problems and len(problems) == len(self._entries):
             raise IsolationUnavailable(f"no node of the cluster takes sessions: {problems[0]}")
@@ -237,7 +240,7 @@ class Nodes:
     async def _refresh(self) -> None:
         again = [entry.id for entry in self._entries.values() if entry.problem or entry.place is None]
         try:
-            found = await self._leases.nodes(again)
+            found = await self._leases.nodes(again, renew=self._renew)
         except SandboxError:
             self.fresh = False
             raise

@@ -103,7 +103,6 @@ async def crash(manager: SessionManager) -> None:
     for task in ended:
         task.cancel()
     await asyncio.gather(*ended, return_exceptions=True)
-    await asyncio.gather(*keeper._tasks, return_exceptions=True)  # what closes connections of what was cut off
     for session in keeper.sessions.values():
         if session.sandbox is not None:
             session.sandbox.on_lost = None
@@ -111,6 +110,11 @@ async def crash(manager: SessionManager) -> None:
     for sandbox in manager._pool._ready:
         sandbox.on_lost = None
         await sandbox.close()
+    late = list(keeper._tasks)
+    for task in late:
+        if task.get_name() != "disconnect":  # that only frees sockets of this process; the rest would be a farewell
+            task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
     await manager._store.close()
     await manager._backend.close()
 

@@ -18,6 +18,7 @@ from tests.sandboxes.backends import ray_host
 from tests.support.cluster import Cluster
 
 CALL_S = 120.0
+UNUSED_S = 6.0
 
 
 class Failed(Exception):
@@ -31,11 +32,11 @@ class Failed(Exception):
 class Driver:
     """A replica on the edge, opened."""
 
-    def __init__(self, cluster: Cluster, ledger: str = "") -> None:
+    def __init__(self, cluster: Cluster, unused_s: float = UNUSED_S) -> None:
         directory = ray_host.prepare(cluster)
         self._running = cluster.popen(
             cluster.edge,
-            [sys.executable, "-m", "tests.cluster.replica", str(directory), ledger],
+            [sys.executable, "-m", "tests.cluster.replica", str(directory), str(unused_s)],
             environment={"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -59,9 +60,6 @@ class Driver:
     def call(self, op: str, /, **arguments: Any) -> Any:
         return self.begin(op, **arguments).result(CALL_S)
 
-    def run(self, session: str, code: str, **options: Any) -> Any:
-        return self.call("run", session=session, code=code, **options)
-
     def kill(self) -> None:
         self._running.kill()
         self._running.wait(30)
@@ -80,18 +78,17 @@ class Driver:
 
 
 @contextlib.contextmanager
-def replica(cluster: Cluster, ledger: str = "") -> Iterator[Driver]:
-    """One that is ended at the end; its sandboxes are destroyed."""
-    driver = Driver(cluster, ledger)
+def replica(cluster: Cluster, unused_s: float = UNUSED_S) -> Iterator[Driver]:
+    """One that is ended at the end. Its sandboxes live on."""
+    driver = Driver(cluster, unused_s)
     try:
         yield driver
-        driver.call("destroy_all")
     finally:
         driver.kill()
 
 
 def within(bound_s: float, condition: Callable[[], Any], what: str) -> float:
-    """Waits until it holds; returns how long that took. The bounds are the contract's, and tests stay well below."""
+    """Waits until it holds; returns how long that took, in seconds."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < bound_s, f"not within {bound_s:g} s: {what}"

@@ -23,7 +23,7 @@ from tests.contract.hosts import HOSTS  # noqa: E402
         pytest.param("docker", marks=pytest.mark.docker),
         pytest.param("docker-attach", marks=pytest.mark.docker),
         pytest.param("docker-runsc", marks=pytest.mark.runsc),
-        *(["ray"] if "TOOLHOST_TEST_RAY_DIRECTORY" in os.environ else []),  # see tests/cluster/test_contract.py
+        *(["ray"] if "TOOLHOST_TEST_RAY_DIRECTORY" in os.environ else []),  # see tests/cluster/test_ray_backend.py
     ],
 )
 async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SuiteHost]:

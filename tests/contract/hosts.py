@@ -65,7 +65,7 @@ def _docker(place: docker_host.DockerHost) -> SuiteHost:
 
 
 def ray(directory: Path) -> SuiteHost:
-    """On the edge of a cluster (`tests/cluster/test_contract.py`); only the ledger is in `directory`."""
+    """On the edge of a cluster (`tests/cluster/test_ray_backend.py`); only the ledger is in `directory`."""
     from tests.sandboxes.backends import ray_host
 
     place = ray_host.Host(Path(os.environ[ray_host.DIRECTORY]), share=True)

@@ -181,7 +181,7 @@ async def _probe(backend: Backend) -> tuple[Sequence[Problem], frozenset[str]]:
         problems = await backend.probe()
         if any(problem.fatal for problem in problems):
             return problems, frozenset()
-        await backend.open()
+        await backend.open(launching=not backend.shared)  # a cluster's nodes are to stay as they are
         return problems, backend.differences
     finally:
         await backend.close()

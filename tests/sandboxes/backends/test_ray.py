@@ -54,7 +54,7 @@ class Head(Leases):
     async def close(self) -> None:
         pass
 
-    async def nodes(self, again: Sequence[str] = ()) -> list[dict[str, Any]]:
+    async def nodes(self, again: Sequence[str] = (), *, renew: bool = False) -> list[dict[str, Any]]:
         self._answer()
         return [
             {

@@ -268,10 +268,6 @@ async def test_a_launch_that_is_given_up_leaves_nothing(machine: Machine) -> Non
             await asyncio.sleep(0.05)
 
 
-class Unfit(Exception):
-    pass
-
-
 async def test_a_node_that_cannot_isolate_says_so_and_tries_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
