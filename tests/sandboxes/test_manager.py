@@ -370,14 +370,15 @@ async def test_a_broken_connection_is_made_again_and_nothing_runs_twice(world: W
 async def test_a_stalled_agent_is_a_bounded_wait_and_its_result_can_be_fetched_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "REPLY_S", 0.1)
     manager = await world.manager()
     at = attach(manager, "a")
     await run(at, "x = 1")
     agent = world.sandboxes[0].agent
-    agent.slow_s = 0.3
-    with pytest.raises(ChannelLost, match="can be fetched again") as lost:
-        await run(at, "'done'", attempt="slow")
+    agent.slow_s = 3600.0
+    with monkeypatch.context() as brief:  # for this call alone: the others are answered, on a busy machine not at once
+        brief.setattr(client_module, "REPLY_S", 0.1)
+        with pytest.raises(ChannelLost, match="can be fetched again") as lost:
+            await run(at, "'done'", attempt="slow")
     assert lost.value.attempt == "slow"
     agent.slow_s = 0.0
     assert text_of(await manager.collect(at.key, "slow")) == "'done'"
