@@ -173,9 +173,11 @@ class Leases:
                     stderr=subprocess.PIPE,
                     start_new_session=True,  # an interrupt of the tool host is not its
                 )
-            except OSError as error:
+            except BaseException as error:
                 ours.close()
-                raise EngineUnavailable(f"the bridge to Ray cannot be started: {error}") from None
+                if isinstance(error, OSError):
+                    raise EngineUnavailable(f"the bridge to Ray cannot be started: {error}") from None
+                raise
         listening = asyncio.create_task(self._listen(process.stderr))
         reading: asyncio.Task[None] | None = None
         starting: asyncio.Task[Any] | None = None
