@@ -817,7 +817,6 @@ async def test_an_attempt_is_not_run_again_in_another_sandbox_when_its_own_is_fo
     await run(at, "x = 1")
     with stalled(world.sandboxes[0].agent), pytest.raises(ChannelLost):
         await run(at, "x += 1", attempt="astray")
-    monkeypatch.undo()
     world.sandboxes[0].agent.die()
     outcome = await run(at, "x += 1", attempt="astray")
     assert outcome.receipt.ending is Ending.LOST
@@ -832,7 +831,6 @@ async def test_while_the_ledger_cannot_be_told_of_a_loss_no_other_sandbox_starts
     await run(at, "x = 1")
     with stalled(world.sandboxes[0].agent), pytest.raises(ChannelLost):
         await run(at, "x += 1", attempt="astray")
-    monkeypatch.undo()
     world.store.full = True
     world.sandboxes[0].agent.die()
     for attempt in ("", "astray"):
