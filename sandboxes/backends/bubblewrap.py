@@ -319,7 +319,8 @@ class BubblewrapBackend(Backend):
         work = asyncio.get_running_loop().run_in_executor(executor, lambda: call(*args, **kwargs))
         work.add_done_callback(_seen)
         try:
-            return await asyncio.wait_for(asyncio.shield(work), timeout_s)
+            async with asyncio.timeout(timeout_s):  # not `wait_for`: before Python 3.12 it can swallow a cancellation
+                return await asyncio.shield(work)
         except TimeoutError:
             raise EngineUnavailable(f"this machine did not answer within {timeout_s:.0f} s; try again later") from None
 

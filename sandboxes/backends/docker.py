@@ -118,7 +118,8 @@ class DockerBackend(Backend):
             abandoned = threading.Event()
             work = self._launching.start(self._sandboxes.launch, key, spec, workspace, abandoned)
             try:
-                handle, _ = await asyncio.wait_for(asyncio.shield(work), LAUNCH_S)
+                async with asyncio.timeout(LAUNCH_S):  # before Python 3.12 `wait_for` can swallow a cancellation
+                    handle, _ = await asyncio.shield(work)
             except TimeoutError:
                 abandoned.set()
                 self._undo_later(work)

@@ -44,21 +44,28 @@ class AttachChannel(Channel):
 
     async def close(self) -> None:
         self._pump.cancel()
-        await asyncio.wait([self._pump])
         for writer in (self.writer, *self._ends):
             writer.close()
+        await asyncio.wait([self._pump])
+        for writer in (self.writer, *self._ends):
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
 
 async def attached(stream: socket.socket, nonce: str) -> AttachChannel:
-    """A channel over an attachment, which it owns from here on."""
-    stream.setblocking(False)
-    from_engine, writer = await asyncio.open_connection(sock=stream)
-    # The kernel's buffers between the two ends hold the engine back when the host reads slowly.
-    outer, inner = socket.socketpair()
-    reader, outer_writer = await asyncio.open_connection(sock=outer, limit=MAX_FRAME_TO_HOST)
-    _, inner_writer = await asyncio.open_connection(sock=inner)
+    """A channel over an attachment, which it owns from here on, also when it raises."""
+    with contextlib.ExitStack() as undo:  # a writer before its socket: the loop must not watch a closed one
+        undo.callback(stream.close)
+        from_engine, writer = await asyncio.open_connection(sock=stream)
+        undo.callback(writer.close)
+        # The kernel's buffers between the two ends hold the engine back when the host reads slowly.
+        outer, inner = socket.socketpair()
+        undo.callback(outer.close)
+        undo.callback(inner.close)
+        reader, outer_writer = await asyncio.open_connection(sock=outer, limit=MAX_FRAME_TO_HOST)
+        undo.callback(outer_writer.close)
+        _, inner_writer = await asyncio.open_connection(sock=inner)
+        undo.pop_all()
     pump = asyncio.create_task(_pump(from_engine, inner_writer), name="docker attach")
     pump.add_done_callback(lambda _: inner_writer.close())
     return AttachChannel(reader, writer, nonce, pump, (outer_writer, inner_writer))

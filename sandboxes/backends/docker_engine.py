@@ -60,7 +60,8 @@ class Engine:
         """
         running = self.start(work, *args, **kwargs)
         try:
-            return await asyncio.wait_for(asyncio.shield(running), deadline_s)
+            async with asyncio.timeout(deadline_s):  # not `wait_for`: before Python 3.12 it can swallow a cancellation
+                return await asyncio.shield(running)
         except TimeoutError:
             running.add_done_callback(_forget)
             raise EngineUnavailable(f"the Docker engine did not answer within {deadline_s:g} s") from None

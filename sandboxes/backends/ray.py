@@ -110,7 +110,8 @@ class RayBackend(Backend):
     async def launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:
         work = asyncio.create_task(self._launch(key, spec, workspace), name="ray launch")
         try:
-            handle, _ = await asyncio.wait_for(asyncio.shield(work), LAUNCH_S)
+            async with asyncio.timeout(LAUNCH_S):  # not `wait_for`: before Python 3.12 it can swallow a cancellation
+                handle, _ = await asyncio.shield(work)
         except TimeoutError:
             self._undo_later(work)
             raise EngineUnavailable(f"the cluster started no sandbox within {LAUNCH_S:g} s") from None
@@ -245,7 +246,8 @@ class RayBackend(Backend):
     async def _undone(self, work: asyncio.Task[tuple[Handle, bool]]) -> None:
         """Waits for a launch that nobody wants any more, and destroys what it started."""
         with contextlib.suppress(BackendError, TimeoutError):
-            handle, fresh = await asyncio.wait_for(work, LAUNCH_S)
+            async with asyncio.timeout(LAUNCH_S):
+                handle, fresh = await work
             if fresh:
                 await self.destroy(handle)
 

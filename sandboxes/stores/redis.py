@@ -8,12 +8,11 @@ A Redis that is away fails the calls of that moment with StoreUnavailable; the n
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -25,6 +24,7 @@ from sandboxes.errors import SessionHeld, StoreConflict, StoreUnavailable
 from sandboxes.spec import SessionKey
 from sandboxes.stores import codec, redis_scripts
 from sandboxes.stores.base import AttemptRecord, SessionFilter, SessionRecord, SharedStore
+from sandboxes.stores.whole import Whole, whole
 
 SCHEMA_VERSION = 1
 CONNECTIONS = 32
@@ -33,36 +33,17 @@ RETRIES = 3  # of one command, for a connection that was cut: every script may b
 LISTED_AT_ONCE = 500
 ATTEMPT = ("i", "g", "a", "r", "o", "x")
 Row = Sequence[bytes | None]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
-def _whole(
-    method: Callable[Concatenate[RedisStore, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[RedisStore, P], Coroutine[Any, Any, T]]:
-    """What was begun goes on to its end, though its caller is cancelled, as in every other store.
-
-    Also: the client library waits with `asyncio.wait_for`, which before Python 3.12 can swallow a cancellation.
-    """
-
-    async def begun(self: RedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        work = asyncio.create_task(method(self, *args, **kwargs))
-        self._working.add(work)
-        work.add_done_callback(self._done)
-        return await asyncio.shield(work)
-
-    return begun
-
-
-class RedisStore(SharedStore):
+class RedisStore(Whole, SharedStore):
     """See the module. `url` as in `redis://:password@host:6379/0`; `prefix` is that of all keys."""
 
     def __init__(self, url: str, prefix: str = "toolhost:") -> None:
+        super().__init__()
         self._url = url
         self._prefix = prefix
         self._opened: Any = None
         self._scripts: dict[str, Any] = {}
-        self._working: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
         with self._translated():
@@ -90,13 +71,12 @@ class RedisStore(SharedStore):
 
     async def close(self) -> None:
         opened, self._opened = self._opened, None
-        if self._working:
-            await asyncio.wait(self._working, timeout=ANSWER_S)
+        await self.ended(ANSWER_S)
         if opened is not None:
             with contextlib.suppress(RedisError, OSError):
                 await opened.aclose()
 
-    @_whole
+    @whole
     async def secret(self, name: str, value: str) -> str:
         """A text that all hosts of this store share: the first one's `value`."""
         with self._translated():
@@ -151,7 +131,7 @@ class RedisStore(SharedStore):
                     yield self._read(row)
             first, more = first + LISTED_AT_ONCE, len(rows) == LISTED_AT_ONCE
 
-    @_whole
+    @whole
     async def _page(self, index: str, first: int) -> Sequence[Row]:
         with self._translated():
             names = await self._redis.zrange(f"{self._prefix}{index}", first, first + LISTED_AT_ONCE - 1)
@@ -184,13 +164,13 @@ class RedisStore(SharedStore):
         if arguments:
             await self._run("SETTLE", *arguments)
 
-    @_whole
+    @whole
     async def attempt(self, key: SessionKey, attempt_id: str) -> AttemptRecord | None:
         with self._translated():
             row = await self._redis.hmget(f"{self._prefix}attempt:{key}\0{attempt_id}", *ATTEMPT)
         return None if row[0] is None else self._read_attempt(key, attempt_id, row)
 
-    @_whole
+    @whole
     async def attempts(self, key: SessionKey, *, limit: int = 100, unsettled: bool = False) -> Sequence[AttemptRecord]:
         index = f"{self._prefix}{'unsettled' if unsettled else 'attempts'}:{key}"
         with self._translated():
@@ -218,7 +198,7 @@ class RedisStore(SharedStore):
 
     # --- resources ---------------------------------------------------------------------------------------------------
 
-    @_whole
+    @whole
     async def put_parts(self, key: SessionKey, resource: str, parts: Mapping[str, bytes | None]) -> None:
         place = f"{self._prefix}parts:{key}\0{resource}"
         gone = [part for part, state in parts.items() if state is None]
@@ -232,13 +212,13 @@ class RedisStore(SharedStore):
                     pipe.hset(place, mapping=kept)
                 await pipe.execute()
 
-    @_whole
+    @whole
     async def get_parts(self, key: SessionKey, resource: str) -> Mapping[str, bytes]:
         with self._translated():
             found = await self._redis.hgetall(f"{self._prefix}parts:{key}\0{resource}")
         return {_text(part): bytes(state) for part, state in found.items()}
 
-    @_whole
+    @whole
     async def parts_version(self, key: SessionKey, resource: str) -> int:
         with self._translated():
             return int(await self._redis.hget(f"{self._prefix}resources:{key}", resource) or 0)
@@ -257,7 +237,7 @@ class RedisStore(SharedStore):
     async def beat(self, replica: str, ttl_s: float, said: Mapping[str, object]) -> bool:
         return bool(await self._run("BEAT", replica, max(1, round(ttl_s * 1000)), json.dumps(said)))
 
-    @_whole
+    @whole
     async def leave(self, replica: str) -> None:
         with self._translated():
             async with self._redis.pipeline(transaction=True) as pipe:
@@ -273,7 +253,7 @@ class RedisStore(SharedStore):
     async def hold(self, key: SessionKey, incarnation: str, replica: str, *, attached: bool) -> bool:
         return bool(await self._run("HOLD", str(key), incarnation, replica, "a" if attached else "b"))
 
-    @_whole
+    @whole
     async def release(self, key: SessionKey, replica: str) -> None:
         with self._translated():
             await self._redis.hdel(f"{self._prefix}holds:{key}", replica)
@@ -283,11 +263,6 @@ class RedisStore(SharedStore):
         return {_text(name): how == b"a" for name, how in _pairs(found)}
 
     # --- inside ------------------------------------------------------------------------------------------------------
-
-    def _done(self, work: asyncio.Task[Any]) -> None:
-        self._working.discard(work)
-        if not work.cancelled():
-            work.exception()  # whoever waits for it gets it; if nobody does any more, it is of no interest
 
     @property
     def _redis(self) -> Any:
@@ -301,7 +276,7 @@ class RedisStore(SharedStore):
         parts = urlsplit(self._url)
         return f"the Redis server at {parts.hostname or parts.path}:{parts.port or 6379}"
 
-    @_whole
+    @whole
     async def _run(self, script: str, *arguments: str | int) -> Any:
         with self._translated():
             client = self._redis

@@ -156,13 +156,15 @@ class FakeBackend(Backend):
         if found is None or found.ended is not None or found.handle.instance != handle.instance:
             raise StateLost("the sandbox is not running", sandbox=handle.sandbox_id)
         ours, theirs = socket.socketpair()
-        try:
-            found.agent.serve(*await asyncio.open_connection(sock=theirs, limit=1 << 26))
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            undo.callback(theirs.close)
+            served = await asyncio.open_connection(sock=theirs, limit=1 << 26)
+            # Before its socket: else the loop goes on to watch a number that is the next socket's, and not that one.
+            undo.callback(served[1].close)
             reader, writer = await asyncio.open_connection(sock=ours)
-        except BaseException:
-            ours.close()
-            theirs.close()
-            raise
+            undo.pop_all()
+        found.agent.serve(*served)
         return FakeChannel(reader, writer, self._owner.nonce(handle.sandbox_id))
 
     async def poll(self, handle: Handle) -> Status:

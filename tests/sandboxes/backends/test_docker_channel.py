@@ -86,3 +86,23 @@ async def test_closing_while_the_engine_is_silent_ends_at_once() -> None:
     await asyncio.wait_for(channel.close(), 5)
     assert theirs.recv(1) == b""
     theirs.close()
+
+
+async def test_opening_that_is_given_up_at_any_moment_ends_the_attachment() -> None:
+    given_up = 0
+    for steps in range(1, 20):  # of the loop, from where it has begun
+        theirs, ours = socket.socketpair()
+        theirs.settimeout(20)
+        opening = asyncio.create_task(attached(ours, "nonce"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        opening.cancel()
+        (channel,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(channel, BaseException):
+            given_up += 1
+        else:
+            await channel.close()
+        await asyncio.sleep(0)
+        assert theirs.recv(1) == b""
+        theirs.close()
+    assert 3 <= given_up < 19

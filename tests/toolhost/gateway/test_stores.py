@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -94,6 +95,36 @@ async def test_a_watcher_is_woken_by_a_write_of_its_key(store: Store) -> None:
         await store.write(Put("a/2", {}, 0), Append("a/1", 0, ["x"]))
         async with asyncio.timeout(10):
             await changed.wait()
+
+
+async def test_a_cancelled_caller_is_cancelled_and_what_it_began_is_whole(store: Store) -> None:
+    number = 0
+
+    async def count() -> None:
+        nonlocal number
+        while True:
+            number += 1
+            await store.write(Put(f"a/{number}", {}, 0), Append(f"a/{number}", 0, ["x"]))
+            await store.get(f"a/{number}")
+            await store.entries(f"a/{number}")
+            await store.due()
+
+    for _ in range(200):
+        task = asyncio.create_task(count())
+        await asyncio.sleep(random.random() * 0.005)
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+        assert task.cancelled()
+
+    async def written() -> bool:
+        return await store.entries(f"a/{number}") == ["x"]
+
+    number += 1
+    task = asyncio.create_task(store.write(Put(f"a/{number}", {}, 0), Append(f"a/{number}", 0, ["x"])))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await _until(written)
 
 
 async def test_sqlite_refuses_a_second_gateway_and_forgives_a_dead_one(tmp_path: Path) -> None:

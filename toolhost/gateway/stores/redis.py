@@ -16,6 +16,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from sandboxes.stores.whole import Whole, whole
 from toolhost.gateway.stores.base import Append, Change, Check, Conflict, Put, Remove, Row, Store, StoreError
 
 # ARGV is flat: for each change its kind, its key and four or more fields. Answers the conflicting key, or nothing.
@@ -78,9 +79,10 @@ end
 return found
 """
 RECONNECT_S = 0.5
+CLOSE_S = 5.0
 
 
-class RedisStore(Store):
+class RedisStore(Whole, Store):
     """See the module. `url` as in `redis://:password@host:6379/0`; `prefix` is that of all keys."""
 
     shared = True
@@ -102,13 +104,16 @@ class RedisStore(Store):
 
     async def close(self) -> None:
         if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.wait({self._listener})
+            while not self._listener.done():  # once may not be enough: see `sandboxes.stores.whole`
+                self._listener.cancel()
+                await asyncio.wait({self._listener}, timeout=RECONNECT_S)
+        await self.ended(CLOSE_S)
         await self._redis.aclose()
 
     async def get(self, key: str) -> Row | None:
         return (await self.get_many([key]))[0]
 
+    @whole
     async def get_many(self, keys: Sequence[str]) -> list[Row | None]:
         if not keys:
             return []
@@ -122,6 +127,7 @@ class RedisStore(Store):
             for key, (version, data) in zip(keys, found, strict=True)
         ]
 
+    @whole
     async def write(self, *changes: Change, patience_s: float = 0.0) -> None:
         arguments = [text for change in changes for text in _arguments(change)]
         with _translated():
@@ -129,11 +135,13 @@ class RedisStore(Store):
         if conflict:
             raise Conflict(str(conflict))
 
+    @whole
     async def entries(self, key: str, first: int = 0, limit: int = 1000) -> list[str]:
         with _translated():
             found: list[str] = await self._redis.lrange(f"{self._prefix}log:{key}", first, first + limit - 1)
         return found
 
+    @whole
     async def due(self, limit: int = 100) -> list[str]:
         with _translated():
             found: list[str] = await self._due(keys=[self._prefix], args=[limit])
