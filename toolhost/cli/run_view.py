@@ -88,18 +88,25 @@ class PlainView:
             self._out.flush()
             self._wrote = True
         elif event.type == "response.output_item.done":
+            self._end_line()
             for line in item_lines(event.item):
                 print(line, file=self._notes, flush=True)
         elif problem := problem_of(event):
             self.note(problem)
 
     def note(self, text: str) -> None:
+        self._end_line()
         print(text, file=self._notes, flush=True)
 
     def close(self) -> None:
+        self._end_line()
+
+    def _end_line(self) -> None:
+        """A message is a line, or several, of its own: another may follow, or a note where both go to one place."""
         if self._wrote:
             self._out.write("\n")
             self._out.flush()
+        self._wrote = False
 
 
 class LiveView:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import mcp_types as types
@@ -58,6 +59,7 @@ class Endpoint:
         text = text.strip()
         url = text if "://" in text else f"http://{text}/sse"
         try:
+            urlsplit(url)  # refuses brackets around no address, which some versions of httpx2 take for a name
             parts = httpx2.URL(url)
             usable = parts.scheme in ("http", "https") and bool(parts.host) and (parts.port or 1) < 65536
         except (httpx2.InvalidURL, ValueError):

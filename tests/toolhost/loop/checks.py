@@ -76,6 +76,7 @@ def check_items(events: Iterable[Any]) -> list[Any]:
     added: dict[int, Any] = {}
     done: dict[int, Any] = {}
     deltas: dict[tuple[str, int, int], str] = {}
+    whole_ones: set[tuple[str, int, int]] = set()
     for event in events:
         if event.type == "response.output_item.added":
             assert event.output_index == len(added)
@@ -95,6 +96,9 @@ def check_items(events: Iterable[Any]) -> list[Any]:
                     getattr(event, name) for name in ("text", "arguments", "code", "refusal") if hasattr(event, name)
                 )
                 assert deltas.get(key, "") == whole
+                whole_ones.add(key)
+    for kind, index, part in deltas.keys() - whole_ones:
+        assert done[index].status == "incomplete", f"{kind} of part {part} has no end"
     assert added.keys() == done.keys()
     assert len({item.id for item in done.values()}) == len(done)
     return [done[index] for index in sorted(done)]

@@ -99,6 +99,26 @@ async def test_in_a_pipe_the_answer_is_on_stdout_and_the_way_to_it_on_stderr(dou
     assert "result: accepted" in out
 
 
+async def test_in_a_pipe_each_message_begins_a_line(double: Double, tmp_path: Path) -> None:
+    rounds = [{"text": "Let me see.", "calls": [python("1")]}, {"text": "It is one", "finish": "length"}]
+    async with fake_model.serving(rounds) as (_, url):
+        options = ["--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", APP, "run", "Go", *options),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        shown, _ = await process.communicate()
+    lines = shown.decode().splitlines()
+    assert process.returncode == 1
+    assert [line for line in lines if line.startswith(("Let", "It", "incomplete"))] == [
+        "Let me see.",
+        "It is one",
+        "incomplete: max_output_tokens",
+    ]
+
+
 async def test_json_is_a_valid_event_stream(double: Double, tmp_path: Path) -> None:
     async with fake_model.serving(ROUNDS) as (_, url):
         tools = f"{double.at('python')},{double.at('browser')}"

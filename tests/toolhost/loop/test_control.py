@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,30 @@ async def test_cancel_reaches_the_tool(make_loop: MakeLoop, double: Double) -> N
     assert result.response.output[0].status == "incomplete"
     assert double.host.cleaned == [(run.response_id, "python")]
     assert [row["terminal"] for row in result.trace.calls] == ["cancelled"]
+
+
+async def test_a_second_cancel_disturbs_nothing_that_the_first_one_puts_in_order(
+    make_loop: MakeLoop, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, _ = await make_loop([{"calls": [{"name": "files_write", "arguments": {"hold": True}}]}])
+    request = LoopRequest("fake", "Hello", tools=[{**FILES, "require_approval": "always"}])
+    asked = await (await driver.start(request)).result()
+    [one] = asked.pending
+    answer = {"type": "mcp_approval_response", "approval_request_id": one.id, "approve": True}
+    recording, end = asyncio.Event(), driver.ledger.end
+
+    async def slowly(*call: Any) -> None:
+        recording.set()
+        await asyncio.sleep(0.1)
+        await end(*call)
+
+    monkeypatch.setattr(driver.ledger, "end", slowly)
+    run = await driver.start(replace(request, history=asked.transcript, input=[answer]))
+    await double.host.started.wait()
+    assert run.cancel()
+    await recording.wait()
+    assert run.cancel()
+    assert [row["terminal"] for row in (await run.result()).trace.calls] == ["cancelled"]
 
 
 async def test_deadline_fails_the_run_and_stops_the_model(make_loop: MakeLoop) -> None:

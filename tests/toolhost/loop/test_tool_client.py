@@ -38,7 +38,17 @@ def test_endpoints_are_written_as_for_vllm_or_as_urls(text: str, url: str, trans
 
 @pytest.mark.parametrize(
     "text",
-    ["", "ftp://toolhost/python", "/python", "my host/python", "toolhost:99999/python", "[::1", "http://["],
+    [
+        "",
+        "ftp://toolhost/python",
+        "/python",
+        "my host/python",
+        "toolhost:99999/python",
+        "[::1",
+        "http://[",
+        "http://]/mcp",
+        "a[b/python",
+    ],
 )
 def test_what_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="not HOST:PORT/namespace"):

@@ -68,6 +68,25 @@ async def test_a_connection_is_used_again_after_the_end_of_a_stream() -> None:
     assert len(connections) == 1
 
 
+async def test_nothing_is_waited_for_after_the_last_event() -> None:
+    over = asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"type": "a"}\n\ndata: {"type": "end"}\n\ndata: {"type": "a"}\n\n')
+        await over.wait()
+        return response
+
+    server = await serve(stream)
+    client = Wire(str(server.make_url("/v1")), {}, 600)
+    async with asyncio.timeout(60):
+        assert [event["type"] async for event in client.events("/x", {}, {"end"})] == ["a", "end"]
+    over.set()
+    await client.aclose()
+    await server.close()
+
+
 async def test_what_is_no_stream_and_what_is_no_json_are_errors_that_say_so() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "chat.completion"})

@@ -17,12 +17,15 @@ from toolhost.loop.models.base import (
     Stop,
     TextDelta,
     Usage,
+    tokens,
+    well_formed,
 )
 from toolhost.loop.models.wire import Wire
 from toolhost.loop.transcript import Item, Turn, reasoning_text, turns
 
 _VERSION = "2023-06-01"
 _DEFAULT_MAX_TOKENS = 8192
+_ENDS = {"message_stop"}
 _STOPS: dict[str, Stop] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -48,15 +51,12 @@ class AnthropicModel:
     async def round(self, request: ModelRequest) -> AsyncGenerator[ModelDelta, None]:
         reader = _Reader()
         if not request.stream:
-            answer = await self._wire.json("/messages", _body(request))
-            for index, block in enumerate(answer.get("content") or ()):
-                for delta in reader.block(index, block):
-                    yield delta
-            reader.note(answer.get("usage") or {}, answer.get("stop_reason"))
+            for delta in well_formed(reader.whole(await self._wire.json("/messages", _body(request)))):
+                yield delta
         else:
-            async with aclosing(self._wire.events("/messages", _body(request))) as events:
+            async with aclosing(self._wire.events("/messages", _body(request), _ENDS)) as events:
                 async for event in events:
-                    for delta in reader.event(event):
+                    for delta in well_formed(reader.event(event)):
                         yield delta
         yield reader.end()
 
@@ -70,6 +70,11 @@ class _Reader:
         self._thinking: set[int] = set()
         self._usage: dict[str, int] = {}
         self._stop: Stop | None = None
+
+    def whole(self, answer: Mapping[str, Any]) -> Iterator[ModelDelta]:
+        for index, block in enumerate(answer.get("content") or ()):
+            yield from self.block(index, block)
+        self.note(answer.get("usage") or {}, answer.get("stop_reason"))
 
     def event(self, event: Mapping[str, Any]) -> Iterator[ModelDelta]:
         index = event.get("index", 0)
@@ -99,7 +104,7 @@ class _Reader:
                 yield from self._start(index, block)
 
     def note(self, usage: Mapping[str, Any], stop_reason: str | None) -> None:
-        self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
+        self._usage |= {name: tokens(value) for name, value in usage.items() if isinstance(value, int)}
         if stop_reason:
             self._stop = _STOPS.get(stop_reason, "stop")
 

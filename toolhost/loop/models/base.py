@@ -6,10 +6,11 @@ adapter a wire. An adapter assembles by index and id, never by arrival; streamin
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
+from toolhost.loop.errors import ModelError
 from toolhost.loop.transcript import Item
 
 Stop = Literal["stop", "calls", "length", "filter", "truncated"]
@@ -114,6 +115,27 @@ class RoundEnd:
 
 
 ModelDelta = TextDelta | ReasoningDelta | ReasoningReplay | RefusalDelta | CallDelta | RoundEnd
+
+
+def well_formed(deltas: Iterable[ModelDelta]) -> Iterator[ModelDelta]:
+    """The fragments that an adapter reads from a piece of an answer, which may be of any form.
+
+    Raises ModelError where the piece, or a text in it, is not of the form that its API has.
+    """
+    try:
+        for delta in deltas:
+            if not isinstance(delta, (RoundEnd, ReasoningReplay)):
+                for one in fields(delta):
+                    if one.name != "key" and not isinstance(getattr(delta, one.name), str):
+                        raise TypeError(f"{one.name} is no text")
+            yield delta
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"the model server's answer is not of its API's form ({error})") from error
+
+
+def tokens(count: Any) -> int:
+    """A count of tokens as a server tells it; what is none counts nothing."""
+    return int(count) if isinstance(count, int) and count > 0 else 0
 
 
 class ModelClient(Protocol):

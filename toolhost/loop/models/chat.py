@@ -18,6 +18,8 @@ from toolhost.loop.models.base import (
     Stop,
     TextDelta,
     Usage,
+    tokens,
+    well_formed,
 )
 from toolhost.loop.models.wire import Wire
 from toolhost.loop.transcript import Turn, reasoning_text, turns
@@ -48,13 +50,13 @@ class ChatModel:
     async def round(self, request: ModelRequest) -> AsyncGenerator[ModelDelta, None]:
         reader = _Reader()
         if not request.stream:
-            for delta in reader.whole(await self._wire.json("/chat/completions", _body(request))):
+            for delta in well_formed(reader.whole(await self._wire.json("/chat/completions", _body(request)))):
                 yield delta
             yield reader.end()
             return
         async with aclosing(self._wire.events("/chat/completions", _body(request))) as chunks:
             async for chunk in chunks:
-                for delta in reader.chunk(chunk):
+                for delta in well_formed(reader.chunk(chunk)):
                     yield delta
         for delta in reader.rest():
             yield delta
@@ -146,10 +148,10 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
     prompt = usage.get("prompt_tokens_details") or {}
     completion = usage.get("completion_tokens_details") or {}
     return Usage(
-        usage.get("prompt_tokens") or 0,
-        prompt.get("cached_tokens") or 0,
-        usage.get("completion_tokens") or 0,
-        completion.get("reasoning_tokens") or 0,
+        tokens(usage.get("prompt_tokens")),
+        tokens(prompt.get("cached_tokens")),
+        tokens(usage.get("completion_tokens")),
+        tokens(completion.get("reasoning_tokens")),
     )
 
 

@@ -18,6 +18,8 @@ from toolhost.loop.models.base import (
     Stop,
     TextDelta,
     Usage,
+    tokens,
+    well_formed,
 )
 from toolhost.loop.models.wire import Wire
 from toolhost.loop.transcript import Item, reasoning_text, turns
@@ -41,15 +43,12 @@ class ResponsesModel:
     async def round(self, request: ModelRequest) -> AsyncGenerator[ModelDelta, None]:
         reader = _Reader()
         if not request.stream:
-            answer = await self._wire.json("/responses", _body(request))
-            for index, item in enumerate(answer.get("output") or ()):
-                for delta in reader.item(index, item):
-                    yield delta
-            reader.close(answer)
+            for delta in well_formed(reader.whole(await self._wire.json("/responses", _body(request)))):
+                yield delta
         else:
-            async with aclosing(self._wire.events("/responses", _body(request))) as events:
+            async with aclosing(self._wire.events("/responses", _body(request), _ENDS)) as events:
                 async for event in events:
-                    for delta in reader.event(event):
+                    for delta in well_formed(reader.event(event)):
                         yield delta
         yield reader.end()
 
@@ -61,6 +60,11 @@ class _Reader:
         self._calls: dict[int, int] = {}
         self._got: dict[int, str] = {}
         self._end: RoundEnd | None = None
+
+    def whole(self, answer: Mapping[str, Any]) -> Iterator[ModelDelta]:
+        for index, item in enumerate(answer.get("output") or ()):
+            yield from self.item(index, item)
+        self.close(answer)
 
     def event(self, event: Mapping[str, Any]) -> Iterator[ModelDelta]:
         kind, index = str(event.get("type", "")), event.get("output_index", 0)
@@ -127,10 +131,10 @@ class _Reader:
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
     return Usage(
-        usage.get("input_tokens") or 0,
-        (usage.get("input_tokens_details") or {}).get("cached_tokens") or 0,
-        usage.get("output_tokens") or 0,
-        (usage.get("output_tokens_details") or {}).get("reasoning_tokens") or 0,
+        tokens(usage.get("input_tokens")),
+        tokens((usage.get("input_tokens_details") or {}).get("cached_tokens")),
+        tokens(usage.get("output_tokens")),
+        tokens((usage.get("output_tokens_details") or {}).get("reasoning_tokens")),
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
@@ -24,7 +24,7 @@ _KEEP_SECONDS = 3.0
 _TRIES = 3
 _AGAIN_SECONDS = 0.02
 _REST_SECONDS = 0.02
-"""How long an answer may take from `[DONE]` to its last byte, for its connection to be used again."""
+"""How long an answer may take from its last event to its last byte, for its connection to be used again."""
 
 
 class Wire:
@@ -49,8 +49,13 @@ class Wire:
         async with self._post(path, body) as response:
             return _parse(await response.read())
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The data of each event, until the stream ends or says `[DONE]`. Raises ModelError."""
+    async def events(
+        self, path: str, body: Mapping[str, Any], last: Collection[str] = ()
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The data of each event, until the stream ends, says `[DONE]`, or sent an event whose type is in `last`.
+
+        What a server sends after that is no part of the answer, and it is not waited for. Raises ModelError.
+        """
         async with self._post(path, body) as response:
             if response.content_type != "text/event-stream":
                 raise ModelError(f"the model server streams {response.content_type}, not text/event-stream")
@@ -60,8 +65,13 @@ class Wire:
                     if data.strip() == b"[DONE]":
                         await _drained(response.content)
                         return
-                    if data:
-                        yield _parse(data)
+                    if not data:
+                        continue
+                    event = _parse(data)
+                    yield event
+                    if str(event.get("type")) in last:
+                        await _drained(response.content)
+                        return
 
     @asynccontextmanager
     async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -134,7 +144,8 @@ async def _drained(content: aiohttp.StreamReader) -> None:
     """Read the end of an answer, which is all that may come: a connection with unread bytes is not used again."""
     with contextlib.suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(_REST_SECONDS):
-            await content.readany()
+            while await content.readany():
+                pass
 
 
 def _proxy(url: URL) -> str | None:
