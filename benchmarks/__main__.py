@@ -74,13 +74,14 @@ def main() -> None:
     def done(tables: Sequence[Table]) -> None:
         now = facts | {"load after": machine.facts()["load before"]}
         report.write(arguments.output, now, tables)
-        if arguments.readme:
-            report.into_documents(ROOT, now, tables)
 
     # The clients share the processors with what they measure: they are as light as they can be.
     loop = importlib.import_module("uvloop").new_event_loop if importlib.util.find_spec("uvloop") else None
     with asyncio.Runner(loop_factory=loop) as runner:
         tables, well = runner.run(measure(arguments.case or list(CASES), full=arguments.full, done=done))
+    facts["load after"] = machine.facts()["load before"]
+    if arguments.readme:
+        report.into_documents(ROOT, facts, tables)
     print(report.whole(facts, tables))
     if not well:
         sys.exit(1)

@@ -62,7 +62,7 @@ class StreamClient:
                 first = time.perf_counter() - began
         content = _unchunked(bytes(received))
         if not first or not content.endswith(DONE):
-            raise RuntimeError(f"not a whole stream with text: {content[-500:]!r}")
+            raise RuntimeError(f"not a whole stream with text: {content[content.rfind(b'error') :][:300]!r}")
         return Streamed(first, [json.loads(line[6:]) for line in content.split(b"\n") if line[:7] == b"data: {"])
 
 

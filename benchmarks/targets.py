@@ -82,6 +82,9 @@ def _targets(median: _Medians) -> Iterator[Target]:
         printed = median("output", f"toolhost, {backend}, 10 MB")
         met = printed is not None and printed >= 100
         yield Target(f"10 MB printed, {backend}", "100 MB/s", *_judged(printed, "MB/s", met))
+    behind, alone = median("gateway-first-text", "through the gateway"), median("gateway-first-text", "the model alone")
+    asked = "under 10 ms more than the model alone (issue 10)"
+    yield _of("first text of 100 streams through the gateway", asked, (behind, alone), _above, lambda v: v < 10)
     for what, table, most in (("new session's first result", "cluster-start", 10.0), ("call", "cluster-call", 0.2)):
         there, here = median(table, "bubblewrap, on a node"), median(table, "bubblewrap, on this machine")
         yield _of(f"a {what} on a cluster", f"one machine + {most:g} ms", (there, here), _above, _at_most(most))

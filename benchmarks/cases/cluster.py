@@ -21,7 +21,7 @@ MEASURE_S = 600.0
 async def run(bench: Bench) -> list[Table]:
     if (reason := no_cluster()) is not None:
         return [_table("cluster-start", {}, reason), _table("cluster-call", {}, reason)]
-    found = await asyncio.to_thread(_measured, bench.pick(30, 100), bench.pick(1000, 10_000))
+    found = await asyncio.to_thread(_measured, bench.pick(30, 50), bench.pick(1000, 4000))
     return [_table("cluster-start", found["start"]), _table("cluster-call", found["call"])]
 
 

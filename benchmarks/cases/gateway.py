@@ -76,7 +76,7 @@ class Target:
 async def run(bench: Bench) -> list[Table]:
     async with contextlib.AsyncExitStack() as stack:
         direct, gateway = await stack.enter_async_context(targets(bench.directory))
-        rounds, budget_s = bench.pick(3, 8), bench.pick(90, 240)
+        rounds, budget_s = bench.pick(3, 6), bench.pick(45, 60)
         steady = await _compared(direct.steady, gateway.steady, rounds, budget_s)
         burst = await _compared(direct.burst, gateway.burst, rounds, budget_s)
     each = f"{STREAMS} streams at once of {FRAGMENTS} events, {1 / DELAY_S:g} a second each"

@@ -68,9 +68,9 @@ async def _sessions(bench: Bench) -> list[Table]:
         kernel = await stack.enter_async_context(peer(bench, "ipykernel"))
         if kernel is not None:
             first["ipykernel: start to first result"] = Variant(lambda: kernel.seconds("start"))
-        rounds = bench.pick(4, 15)
-        firsts = await take_turns(first, rounds=rounds, budget_s=bench.pick(60, 110))
-        pandases = await take_turns(pandas, rounds=rounds, budget_s=bench.pick(60, 110))
+        rounds = bench.pick(4, 12)
+        firsts = await take_turns(first, rounds=rounds, budget_s=bench.pick(60, 90))
+        pandases = await take_turns(pandas, rounds=rounds, budget_s=bench.pick(60, 90))
     note = "From the call on an open connection of a new session to its result."
     left_out = {name: why for name, why in bench.left_out.items() if name != "llm-sandbox"}
     base = "toolhost, bubblewrap, from the pool"

@@ -46,7 +46,7 @@ async def run(bench: Bench) -> list[Table]:
         bare = await stack.enter_async_context(BareClient.open(port))
         variants["bare starlette, one POST"] = Variant(bare.post, 25)
         await _add_peers(bench, stack, variants)
-        times = await take_turns(variants, rounds=bench.pick(8, 30), budget_s=bench.pick(60, 120))
+        times = await take_turns(variants, rounds=bench.pick(8, 30), budget_s=bench.pick(60, 100))
         cpu = await _cpu(variants, pids)
     note = "One call of `1+1` in a session that exists, over loopback; clients of ours take turns in one process."
     base = f"{EMPTY}, raw client"

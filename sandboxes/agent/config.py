@@ -43,6 +43,7 @@ class Config:
         self.processes = _whole(limits, "processes")
         self.open_files = _whole(limits, "open_files")
         self.memory_rlimit = bool(limits.get("memory_rlimit", given.get("memory_rlimit", False)))
+        self.filter = str(given.get("seccomp") or "")  # as it came, to be passed on
         self.seccomp = _bytes(given, "seccomp")
         self.timeout_s = _seconds(given, "timeout_s", 120.0)
         self.grace_s = _seconds(given, "grace_s", 2.0)
@@ -54,9 +55,19 @@ class Config:
         """User code runs as another uid than the agent."""
         return self.uid is not None and self.uid != os.getuid()
 
+    @property
+    def identity(self) -> list[int] | None:
+        """Its uid and gid, if it does."""
+        if self.uid is None or not self.drops:
+            return None
+        return [self.uid, self.uid if self.gid is None else self.gid]
+
 
 def read(source: str) -> Config:
-    """The configuration at `fd:N` (then closed) or in a file (then removed). Raises ConfigError, OSError."""
+    """The configuration at `fd:N` (then closed), at `stdin` (its length as eight digits, then so many bytes: frames may
+    follow), or in a file (then removed). Raises ConfigError, OSError."""
+    if source == "stdin":
+        return _from_stdin()
     if source.startswith("fd:"):
         descriptor = int(source[3:])
     else:
@@ -66,11 +77,34 @@ def read(source: str) -> Config:
     while piece := os.read(descriptor, 1 << 16):
         pieces.append(piece)
     os.close(descriptor)
+    return _parsed(b"".join(pieces))
+
+
+def _from_stdin() -> Config:
+    found = _parsed(_exactly(int(_exactly(8))))
+    if found.channel["kind"] != "stdio":
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, 0)
+        os.close(null)
+    return found
+
+
+def _exactly(count: int) -> bytes:
+    """So many bytes of stdin, and not one more."""
+    taken = b""
+    while len(taken) < count:
+        piece = os.read(0, count - len(taken))
+        if not piece:
+            raise ConfigError("it is cut short")
+        taken += piece
+    return taken
+
+
+def _parsed(text: bytes) -> Config:
     try:
-        given = wire.parse(b"".join(pieces))
+        return Config(wire.parse(text))
     except wire.FrameError as error:
         raise ConfigError(str(error)) from None
-    return Config(given)
 
 
 def _text(given: dict[str, object], key: str) -> str:

@@ -1,13 +1,14 @@
-"""The first interpreter, forked from the agent before that knows anything: it starts while the agent does, and shares
-the memory of what both need. Later ones are executed anew (`python_process`).
+"""The first interpreter, started before the agent knows anything of its own: both get ready side by side. Later ones
+are started when they are needed (`python_process`).
 
-Above: the launcher (forks), `python_process` (sends it off). Below: fork(2), `spawn`, `interpreter`.
+Above: the launcher (starts it, and is what it runs), `python_process` (sends it off). Below: fork(2), exec(3), `lower`,
+`interpreter`.
 
-Nothing of the agent's is in it: the fork comes before the configuration, with its secrets, is read, and every
-descriptor but its own is closed first. Whoever asks for it (`CONFIG early`) has given up all privileges already, for
-good (no_new_privs), as bubblewrap has. It runs none of user code before it has been told what an execution would have
-given it: descriptors, environment, directory, limits. What cannot be given to a process that runs already (another
-program, other users, variables that are read once at a start) is executed instead.
+It is executed, so nothing of the agent's is in it, and it takes the memory that a later one takes: a sandbox whose
+memory is full can start another when it dies. It runs none of user code before it has been told what a later one is
+given at its start: descriptors, environment, directory, limits, uid. What cannot be given to a process that runs
+already (another program, variables that are read once at a start) is started anew instead. Who starts the agent so
+(`CONFIG early`) has set no_new_privs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTORS = 4  # /dev/null, the output pipe twice, the channel
 _INT_BYTES = 4
+_CHANNEL = 3
 _MOST_BYTES = 1 << 20
 # Read by the C library when a process starts. (Python itself reads none of its own: it is isolated, -I.)
 _AT_START = ("LC_", "LANG", "MALLOC_", "GLIBC_", "LD_")
@@ -44,8 +46,11 @@ class Early:
         """Whether an interpreter of this configuration can be had without executing one."""
         told, own = config.environment, os.environ
         names = {name for name in (*told, *own) if name.startswith(_AT_START)}
-        alike = all(told.get(name) == own.get(name) for name in names)
-        return alike and config.python == [sys.executable] and not config.drops and not config.seccomp
+        if any(told.get(name) != own.get(name) for name in names):
+            return False
+        if config.python == [sys.executable.rpartition("/")[2]]:
+            return told.get("PATH") == own.get("PATH")
+        return config.python == [sys.executable]
 
     def send_off(
         self, config: Config, limits: list[tuple[int, int]], preimports: list[str], descriptors: list[int]
@@ -58,6 +63,8 @@ class Early:
                 "sites": config.site,
                 "modules": preimports,
                 "limits": [list(limit) for limit in limits],
+                "identity": config.identity,
+                "filter": config.filter,
             }
         )
         rights = b"".join([fd.to_bytes(_INT_BYTES, sys.byteorder) for fd in descriptors])
@@ -75,8 +82,8 @@ class Early:
         self._channel.close()
 
 
-def fork(interpret: Callable[..., None]) -> Early | None:
-    """`interpret`: the launcher's. None where no process can be started."""
+def start(launcher: str) -> Early | None:
+    """None where no process can be started."""
     ours, theirs = _socket.socketpair()
     try:
         pid = os.fork()
@@ -85,38 +92,47 @@ def fork(interpret: Callable[..., None]) -> Early | None:
         theirs.close()
         return None
     if pid == 0:
-        _wait(theirs, interpret)
+        _become(theirs.fileno(), launcher)
     theirs.close()
     return Early(pid, ours)
 
 
-def _wait(channel: _socket.socket, interpret: Callable[..., None]) -> NoReturn:
-    """In the child. Ends with it."""
-    status = 1
+def _become(channel: int, launcher: str) -> NoReturn:
+    """In the child: only the channel, as 3, and what says why a program did not start, go with it."""
     try:
-        own = channel.fileno()
-        os.closerange(3, own)
-        os.closerange(own + 1, 1 << 20)
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)  # what comes from stdin is the agent's
+        os.dup2(channel, _CHANNEL)
+        os.set_inheritable(_CHANNEL, True)
+        os.closerange(_CHANNEL + 1, 1 << 20)
         os.setsid()
-        from .interpreter import main  # while the agent reads its configuration
-
-        told = _receive(channel)
-        channel.close()
-        if told is not None:
-            from .lower import lower
-
-            lower(told["limits"], told["data"])  # type: ignore[arg-type]
-            environment: dict[str, str] = told["environment"]  # type: ignore[assignment]
-            os.environ.clear()
-            os.environ.update(environment)
-            _set_time_zone(environment)
-            os.chdir(told["data"])  # type: ignore[arg-type]
-            interpret(main, 3, told["data"], told["sites"], told["modules"])
-        status = 0
-    except BaseException as error:  # noqa: BLE001 - nothing of the agent may run on in the child
-        os.write(2, f"the interpreter did not start: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+        os.execv(sys.executable, [sys.executable, "-I", "-B", launcher, "early"])
     finally:
-        os._exit(status)
+        os._exit(127)
+
+
+def wait(interpret: Callable[..., None]) -> None:
+    """The new process: becomes an interpreter when it is told to, and then never returns. `interpret`: the
+    launcher's."""
+    from .interpreter import main  # while the agent reads its configuration
+
+    told = _receive(_socket.socket(fileno=_CHANNEL))
+    if told is None:
+        return
+    from .lower import lower
+
+    _refuse_calls(str(told["filter"]))
+    lower(told["limits"], told["data"], told["identity"])  # type: ignore[arg-type]
+    if told["identity"] is not None:
+        from . import kernel
+
+        kernel.show()  # as what is executed after that is
+    environment: dict[str, str] = told["environment"]  # type: ignore[assignment]
+    os.environ.clear()
+    os.environ.update(environment)
+    _set_time_zone(environment)
+    os.chdir(told["data"])  # type: ignore[arg-type]
+    interpret(main, 3, told["data"], told["sites"], told["modules"])
 
 
 def _receive(channel: _socket.socket) -> dict[str, object] | None:
@@ -140,6 +156,17 @@ def _receive(channel: _socket.socket) -> dict[str, object] | None:
 
     rearrange(fds)
     return wire.parse(data)
+
+
+def _refuse_calls(program: str) -> None:
+    """What the agent does to itself, where the backend does not do it for both."""
+    if program:
+        import binascii
+
+        from . import kernel
+
+        kernel.no_new_privileges()
+        kernel.refuse_calls(binascii.a2b_base64(program))
 
 
 def _set_time_zone(environment: dict[str, str]) -> None:

@@ -47,6 +47,11 @@ def hide() -> None:
         raise OSError("PR_SET_DUMPABLE was refused")
 
 
+def show() -> None:
+    """The opposite, for a process that has become another user's."""
+    _prctl(_SET_DUMPABLE, 1)
+
+
 def no_new_privileges() -> None:
     """Set-uid binaries gain nothing from here on, in every descendant. Raises OSError."""
     if _prctl(_SET_NO_NEW_PRIVS, 1) != 0:

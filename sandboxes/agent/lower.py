@@ -17,20 +17,26 @@ if TYPE_CHECKING:
 _NICENESS = 5  # the control channel answers first, whatever user code does with the cpu
 
 
-def lower(limits: Sequence[tuple[int, int]], data: str) -> None:
-    """This process takes what user code has, where that has the agent's own uid."""
-    limit_all(limits)
-    open_up(data)
-
-
-def limit_all(limits: Sequence[tuple[int, int]]) -> None:
+def lower(limits: Sequence[tuple[int, int]], data: str, identity: Sequence[int] | None) -> None:
+    """This process takes what user code has. `identity`: uid and gid where they are others than the agent's."""
+    if identity is not None:
+        expose_to_out_of_memory(os.getpid())  # later it may not
     os.nice(_NICENESS)
     for limit, value in limits:
         _limit(limit, value)
     os.umask(0o022)
+    if identity is not None:
+        from . import kernel
+
+        uid, gid = identity
+        kernel.empty_bounding_set()
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    _open_up(data)
 
 
-def open_up(directory: str) -> None:
+def _open_up(directory: str) -> None:
     """The session's directory is its owner's to use, whatever a program of the owner's did to its mode: else nothing
     could be started in it any more, not even what would mend it."""
     try:
@@ -56,3 +62,17 @@ def _limit(limit: int, value: int) -> None:
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     resource.setrlimit(limit, (value, value))
+
+
+def expose_to_out_of_memory(pid: int) -> None:
+    """The out-of-memory killer takes user code before the agent. Best effort: without /proc there is no other way."""
+    try:
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"1000")
+    except OSError:
+        return
+    finally:
+        os.close(fd)

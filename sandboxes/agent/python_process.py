@@ -12,9 +12,9 @@ import termios
 
 from . import wire
 from .loop import READ, WRITE
+from .lower import expose_to_out_of_memory
 from .pipes import Pipe
 from .processes import send, send_group
-from .spawn import expose_to_out_of_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class Interpreter:
             descriptors = [null, writer, writer, theirs.fileno()]
             if early is not None and early.send_off(config, spawner.rlimits, preimports, descriptors):
                 self.pid = early.pid
-                expose_to_out_of_memory(self.pid)
+                if not config.drops:
+                    expose_to_out_of_memory(self.pid)
             else:
                 self.pid = spawner.program(
                     command, descriptors=descriptors, environment=config.environment, directory=config.data

@@ -9,8 +9,7 @@ import os
 import resource
 import time
 
-from . import kernel
-from .lower import limit_all, open_up, rearrange
+from .lower import expose_to_out_of_memory, lower, rearrange
 from .signals import signal
 
 TYPE_CHECKING = False
@@ -143,16 +142,7 @@ class Spawner:
 
     def _lower(self) -> None:
         config = self._config
-        if config.drops:
-            expose_to_out_of_memory(os.getpid())
-        limit_all(self.rlimits)
-        if config.drops and config.uid is not None:
-            gid = config.uid if config.gid is None else config.gid
-            kernel.empty_bounding_set()
-            os.setgroups([])
-            os.setresgid(gid, gid, gid)
-            os.setresuid(config.uid, config.uid, config.uid)
-        open_up(config.data)
+        lower(self.rlimits, config.data, config.identity)
 
 
 def _rlimits(config: Config) -> list[tuple[int, int]]:
@@ -167,17 +157,3 @@ def _rlimits(config: Config) -> list[tuple[int, int]]:
         # Not RLIMIT_AS: numeric libraries reserve far more addresses than they touch.
         limits.append((resource.RLIMIT_DATA, config.memory_bytes))
     return limits
-
-
-def expose_to_out_of_memory(pid: int) -> None:
-    """The out-of-memory killer takes user code before the agent. Best effort: without /proc there is no other way."""
-    try:
-        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.write(fd, b"1000")
-    except OSError:
-        return
-    finally:
-        os.close(fd)

@@ -1,7 +1,8 @@
 """The launcher: makes a package of the directory it lies in, wherever that was mounted, and starts a part of it.
 
     PYTHON -I -B -S toolhost_agent.py CONFIG                      the supervisor; see `wire` for CONFIG
-    PYTHON -I -B toolhost_agent.py CONFIG early                   the same, and its first interpreter forked from it
+    PYTHON -I -B -S toolhost_agent.py CONFIG early                the same, and its first interpreter started before it
+    PYTHON -I -B toolhost_agent.py early                          that interpreter, started by it, never by hand
     PYTHON -I -B toolhost_agent.py interpreter FD DATA SITES MODULES   started by the supervisor, never by hand
 
 SITES and MODULES are lists joined by `:`. Nothing but this directory need be there.
@@ -39,6 +40,10 @@ def _start(arguments: list[str]) -> None:
 
         fd, data, sites, modules = arguments[1:]
         interpret(main, int(fd), data, _names(sites), _names(modules))
+    elif arguments == ["early"]:
+        from toolhost_agent.early import wait  # type: ignore[import-not-found]
+
+        wait(interpret)
     else:
         from toolhost_agent.signals import signal  # type: ignore[import-not-found]
 
@@ -46,9 +51,9 @@ def _start(arguments: list[str]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         early = None
         if arguments[1:] == ["early"]:
-            from toolhost_agent.early import fork  # type: ignore[import-not-found]
+            from toolhost_agent.early import start
 
-            early = fork(interpret)
+            early = start(__file__)
         from toolhost_agent.supervisor import main  # type: ignore[import-not-found]
 
         main(arguments[0], __file__, early)

@@ -185,9 +185,10 @@ def decode(line: bytes, kinds: frozenset[str]) -> dict[str, object]:
 
 # --- the agent's configuration ---------------------------------------------------------------------------------------
 #
-# The backend starts the agent as   PYTHON -I -B -S DIR/toolhost_agent.py CONFIG   (or with whatever flags the launcher
-# file documents), where CONFIG is `fd:N` (read to its end, then closed) or a path (read, then unlinked). It is one JSON
-# object, and holds the nonce: user code must not be able to read it, so it is never an argument or in the environment.
+# The backend starts the agent as   PYTHON -I -B -S DIR/toolhost_agent.py CONFIG   (or as else the launcher documents),
+# where CONFIG is `fd:N` (read to its end, then closed), `stdin` (its length as eight digits, then so many bytes) or a
+# path (read, then unlinked). It is one JSON object, and holds the nonce: user code must not be able to read it, so it
+# is never an argument or in the environment.
 #
 #   sandbox      str    the sandbox id of the handle
 #   owner        str    the owner's public id

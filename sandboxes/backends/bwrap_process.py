@@ -22,7 +22,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -172,19 +172,11 @@ def _pipe() -> Iterator[list[int]]:
 
 
 def start(
-    program: Sequence[str],
-    arguments: Sequence[str],
-    *,
-    fds: Sequence[int],
-    log: IO[bytes],
-    patience: Patience,
-    meanwhile: Callable[[], None],
+    program: Sequence[str], arguments: Sequence[str], *, fds: Sequence[int], log: IO[bytes], patience: Patience
 ) -> Bubblewrap:
     """Starts `program` (bubblewrap, with what goes before it) with `arguments` (its own, `--` and the command).
-    `meanwhile` is called while it makes its namespaces.
 
-    Raises what `meanwhile` raises, IsolationUnavailable, NoCapacity, EngineUnavailable, Cancelled, OSError; nothing of
-    it then runs.
+    Raises IsolationUnavailable, NoCapacity, EngineUnavailable, Cancelled, OSError; nothing of it then runs.
     """
     with _pipe() as info, _pipe() as gate:
         outer = subprocess.Popen(
@@ -202,7 +194,6 @@ def start(
         try:
             os.close(info.pop())
             os.close(gate.pop(0))
-            meanwhile()
             init = Process.of(_child_pid(info[0], patience))
         except BaseException as error:
             _kill_all(outer, info[0])

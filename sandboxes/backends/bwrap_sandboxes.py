@@ -115,6 +115,8 @@ class Sandboxes:
                 self.workspaces.create(workspace, record.uid)
             elif existing != record.uid:
                 self.workspaces.give(workspace, record.uid)
+            if (group := self._group(record)) is not None:
+                group.make(spec.limits)
             return self._start(record, spec, patience)
         except BaseException:
             self._remove(self.files.read(key) or record, keep_workspace=existing is not None)
@@ -170,12 +172,7 @@ class Sandboxes:
                 fds=fds if filters is None else (*fds, filters),
                 log=log,
                 patience=patience,
-                meanwhile=lambda: self._make_group(record, limits),
             )
-
-    def _make_group(self, record: Record, limits: Limits) -> None:
-        if (group := self._group(record)) is not None:
-            group.make(limits)
 
     @contextlib.contextmanager
     def _filter(self) -> Iterator[int | None]:

@@ -82,8 +82,8 @@ class View:
         return source if self.stage is None else self.stage.path(name)
 
     def command(self) -> list[str]:
-        """The agent, up to its configuration. With `site`, which its first interpreter is forked with."""
-        return [str(self.settings.environment.python), "-I", "-B", f"{AGENT}/{AGENT_MAIN}"]
+        """The agent, up to its configuration."""
+        return [str(self.settings.environment.python), "-I", "-B", "-S", f"{AGENT}/{AGENT_MAIN}"]
 
     def configuration(self, sandbox_id: str, spec: SandboxSpec, listener: int) -> bytes:
         """The agent's configuration (see the end of `agent.wire`)."""

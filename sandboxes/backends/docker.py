@@ -118,7 +118,7 @@ class DockerBackend(Backend):
             abandoned = threading.Event()
             work = self._launching.start(self._sandboxes.launch, key, spec, workspace, abandoned)
             try:
-                async with asyncio.timeout(LAUNCH_S):  # `wait_for` can swallow a cancellation before Python 3.12
+                async with asyncio.timeout(LAUNCH_S):  # before Python 3.12 `wait_for` can swallow a cancellation
                     handle, _ = await asyncio.shield(work)
             except TimeoutError:
                 abandoned.set()

@@ -18,7 +18,6 @@ from sandboxes.owner import Owner
 from sandboxes.spec import Handle, Limits, SandboxSpec
 
 NAME = "docker"
-BOOT = Path(__file__).with_name("docker_boot.py")
 
 # Inside.
 DATA = "/mnt/data"
@@ -124,7 +123,7 @@ def configuration(
     seccomp: bytes | None,
     times: tuple[float, float, float | None],
 ) -> bytes:
-    """What boot reads: the agent's configuration (see the end of `agent.wire`) with its length before it."""
+    """What the agent reads from stdin: its configuration (see the end of `wire`) with its length before it."""
     timeout_s, grace_s, fence_s = times
     limits = spec.limits
     text = json.dumps(
@@ -182,8 +181,10 @@ def creation(
         binds.append(f"{place.channel}:{CHANNEL}:rw")
     return {
         "Image": image,
-        "Entrypoint": ["python3", "-I", "-B", "-S", "-c", BOOT.read_text()],
-        "Cmd": [AGENT_MAIN, "attach" if attached else "socket"],
+        # The configuration holds the nonce, so it comes neither as an argument nor in the environment, which `docker
+        # inspect` shows, and leaves no file.
+        "Entrypoint": ["python3", "-I", "-B", "-S", AGENT_MAIN],
+        "Cmd": ["stdin", "early"],
         "User": "0:0",
         "WorkingDir": "/",
         "Hostname": "sandbox",

@@ -180,6 +180,7 @@ class Leases:
                 raise
         listening = asyncio.create_task(self._listen(process.stderr))
         reading: asyncio.Task[None] | None = None
+        starting: asyncio.Task[Any] | None = None
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
             reading = asyncio.create_task(self._read(reader))
@@ -206,7 +207,7 @@ class Leases:
             self._waiting.clear()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            tasks = [task for task in (reading, listening) if task is not None]
+            tasks = [task for task in (reading, listening, starting) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -129,6 +129,7 @@ class Node:
     async def _try_open(self) -> None:
         try:
             await self._local.open()
+            await self._forget_earlier_life()
             for handle in await self._local.list_owned():
                 if (await self._local.poll(handle)).life is Life.RUNNING:
                     self._adopt(handle)
@@ -137,6 +138,19 @@ class Node:
             log.warning("this node takes no sessions: %s", error.message)
         else:
             self._opened, self.problem = True, ""
+
+    async def _forget_earlier_life(self) -> None:
+        """Ends what an earlier life of this node left: the head has given that up, and its sessions are told that they
+        lost their variables and files. None of it may come back under a new lease that happens to be placed here."""
+        mark = self._root / "life"
+        with contextlib.suppress(OSError):
+            if mark.read_text() == self._node:
+                return
+        for handle in await self._local.list_owned():
+            await self._local.destroy(handle)
+        for workspace in await self._local.list_workspaces():
+            await self._local.remove_workspace(workspace)
+        mark.write_text(self._node)
 
     async def _open_later(self) -> None:
         while not self._opened:

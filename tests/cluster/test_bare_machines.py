@@ -24,6 +24,7 @@ STATE = "/run/toolhost"
 PAGE = (REPOSITORY / "docs" / "cluster.md").read_text()
 TOOLHOST = [sys.executable, "-m", "toolhost"]
 PORT = 8000
+PASSWORD = "of-the-test"
 
 
 class Places:
@@ -39,7 +40,11 @@ class Places:
     def settings(self) -> str:
         """The page's own, with these machines' addresses."""
         (block,) = re.findall(r"# cluster.toml.*?```", PAGE, re.DOTALL)
-        text = block.removesuffix("```").replace("10.0.0.1", self.head.address).replace("10.0.0.5", self.redis.address)
+        text = (
+            block.removesuffix("```")
+            .replace("10.0.0.1", self.head.address)
+            .replace("10.0.0.5", f":{PASSWORD}@{self.redis.address}")
+        )
         return f'state_dir = "{STATE}"\n{text}[server]\nlisten = "127.0.0.1:{PORT}"\n'
 
 
@@ -53,15 +58,19 @@ def run(machine: Machine, *arguments: str, code: int = 0) -> subprocess.Complete
 async def places(tmp_path: Path) -> AsyncIterator[Places]:
     with Site(tmp_path) as site:
         made = Places(site)
-        made.redis.popen(["redis-server", "--protected-mode", "no", "--save", ""], stdout=subprocess.DEVNULL, cwd="/")
-        await until(lambda: made.redis.run(["redis-cli", "ping"], check=False).stdout == "PONG\n", "no Redis")
+        options = ["--bind", "0.0.0.0", "--requirepass", PASSWORD, "--save", ""]
+        made.redis.popen(["redis-server", *options], stdout=subprocess.DEVNULL, cwd="/")
+        ping = ["redis-cli", "--no-auth-warning", "-a", PASSWORD, "ping"]
+        await until(lambda: made.redis.run(ping, check=False).stdout == "PONG\n", "no Redis")
         yield made
 
 
 async def test_step_by_step(places: Places, tmp_path: Path) -> None:
     head, node, edge = places.head, places.node, places.edge
     up = ["cluster", "up", "--head", "--redis", f"{places.redis.address}:6379", "--sessions", "0"]
-    said = run(head, *up, "--node-address", head.address).stdout
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    up += ["--redis-password-file", str(tmp_path / "password"), "--node-address", head.address]
+    said = run(head, *up).stdout
     files = re.findall(rf"{STATE}/\S+", said)
     assert files == [f"{STATE}/cluster/token", f"{STATE}/owner:"], "both secrets are named"
     for machine in (node, edge):
@@ -93,7 +102,7 @@ async def test_step_by_step(places: Places, tmp_path: Path) -> None:
     run(head, "cluster", "down", "--yes")
     assert await python(host, key("bare"), "x + 1") == "42", "without the head what runs goes on"
     assert "toolhost cluster up --head" in run(edge, "cluster", "status", code=3).stderr
-    run(head, *up, "--node-address", head.address)
+    run(head, *up)
     assert await python(host, key("bare"), "x + 1") == "42"
     await again_until(lambda: python(host, key("new"), "1"), lambda text: text == "1", 90, "no new session")
     assert f"{node.address}\tup\t2\t5" in run(edge, "cluster", "status").stdout

@@ -33,7 +33,7 @@ from tests.toolhost import rawclient
 from tests.toolhost.managed import tokens_file
 from toolhost.auth import Scope
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 CAP = 20
 CLIENTS = 200

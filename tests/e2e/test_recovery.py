@@ -18,7 +18,7 @@ from tests.e2e.operating import BACKENDS, admin, connect, counts, operated, pyth
 from tests.support.host import RunningHost
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 MOMENTS = ("start-up", "creation", "call", "close", "adoption")
 SEED = int(os.environ.get("TOOLHOST_TEST_SEED", "0"))

@@ -49,6 +49,13 @@ class LazyGroup(typer.core.TyperGroup):
         module, _, attribute = place.partition(":")
         return _command(cmd_name, getattr(importlib.import_module(module), attribute))
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # while the command's modules load, or in one that does not catch it itself
+            typer.echo("toolhost: interrupted", err=True)
+            raise typer.Exit(130) from None
+
 
 def _command(name: str, found: Any) -> Any:
     if isinstance(found, typer.Typer):

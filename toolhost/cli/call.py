@@ -15,9 +15,8 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from toolhost.admin_client import token_of, url_of
-from toolhost.cli.checks import secret, session_id, utf8
+from toolhost.cli.checks import fail, secret, session_id, utf8
 from toolhost.cli.printable import echo
-from toolhost.cli.serve import fail
 from toolhost.config import load
 from toolhost.errors import ConfigurationError
 

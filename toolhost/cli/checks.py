@@ -1,14 +1,25 @@
 """What several commands check of their options: what is wrong with one is a line, and exit code 2.
 
-Above: the commands. Below: `identity`, `serve.fail`.
+Above: the commands. Below: `identity`. It is apart from `serve` so that a command that only talks to a server does not
+wait for the whole host to load.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
-from toolhost.cli.serve import fail
+import typer
+
 from toolhost.identity import SESSION_ID
+
+CANNOT_START = 2
+
+
+def fail(message: str) -> NoReturn:
+    """One line on stderr that says what is wrong and what to type; exit code 2."""
+    typer.echo(f"toolhost: {message}", err=True)
+    raise typer.Exit(CANNOT_START)
 
 
 def session_id(text: str) -> None:

@@ -75,6 +75,10 @@ def up(
         str | None,
         typer.Option(metavar="HOST:PORT", help="With --head: where it keeps its tables, so that it may be restarted."),
     ] = None,
+    redis_password_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --redis: its password. Ray shows it to this machine's users."),
+    ] = None,
     node_address: Annotated[
         str | None, typer.Option(metavar="IP", help="This machine's address, as the others reach it.")
     ] = None,
@@ -85,13 +89,16 @@ def up(
     """Start Ray on this machine, as the head or as a node of one, and return when it has joined.
 
     It runs until `toolhost cluster down` or the machine's end. --sessions 0 is for a machine that only runs tool hosts:
-    each needs a node beside it. The head makes the token; the other machines need a copy of its file.
+    each needs a node beside it. The head makes two secrets, Ray's token and the owner; the other machines need copies
+    of both files.
     """
     settings = _settings(config, state_dir, token_file)
     if head == (address is not None):
         fail("give either --head, on one machine, or --address HEAD:PORT, on the others", USAGE)
     if not head and (redis is not None or port != HEAD_PORT):
         fail("--redis and --port are the head's; here --address says where it is", USAGE)
+    if redis_password_file is not None and redis is None:
+        fail("--redis-password-file is for --redis", USAGE)
     for given in filter(None, (address, redis)):
         try:
             split_address(given)
@@ -108,6 +115,7 @@ def up(
         resources={RESOURCE: amount} if amount else {},
         node_address=node_address,
         redis=redis,
+        redis_password=_secret(redis_password_file),
     )
     with _saying():
         record.directory.mkdir(parents=True, exist_ok=True)
@@ -119,6 +127,15 @@ def up(
         owner = _owner_file(settings, make=head)
         node = here.start(wanted, record)
     _tell(node, owner)
+
+
+def _secret(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"the password in {file} cannot be read: {error}", USAGE)
 
 
 def _owner_file(settings: Settings, *, make: bool) -> Path:

@@ -90,6 +90,7 @@ class Wanted:
     resources: Mapping[str, float]
     node_address: str | None = None
     redis: str | None = None
+    redis_password: str | None = None
 
 
 class NodeRecord:
@@ -258,6 +259,8 @@ def environment(wanted: Wanted) -> dict[str, str]:
 def _command(wanted: Wanted, own: str, place: Path) -> list[str]:
     if wanted.address is None:
         role = ["--head", f"--port={wanted.port}", "--include-dashboard=false"]
+        if wanted.redis_password is not None:  # Ray itself has it in its processes' arguments
+            role.append(f"--redis-password={wanted.redis_password}")
     else:
         role = [f"--address={wanted.address}"]
     return [

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from toolhost.browsing.sections import FileConverter
+from toolhost.cli.checks import fail
 from toolhost.cli.printable import echo
-from toolhost.cli.serve import fail
 from toolhost.cli.shown import safe
 from toolhost.config import load
 from toolhost.errors import ConfigurationError

@@ -17,7 +17,8 @@ import typer
 
 from toolhost import telemetry
 from toolhost.auth import Authenticator
-from toolhost.cli.serve import fail, listening, run_until_stopped
+from toolhost.cli.checks import fail
+from toolhost.cli.serve import listening, run_until_stopped
 from toolhost.config import Settings, load
 from toolhost.errors import ConfigurationError
 

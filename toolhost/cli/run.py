@@ -11,11 +11,12 @@ from typing import Annotated
 import platformdirs
 import typer
 
-from toolhost.cli.checks import secret, session_id, utf8
-from toolhost.cli.serve import CANNOT_START, fail
+from toolhost.cli.checks import CANNOT_START, fail, secret, session_id, utf8
 from toolhost.loop.errors import LoopError, RequestError
 from toolhost.loop.models.registry import ADAPTERS
 from toolhost.loop.trace import FileTraces
+
+CANCELLED = 130
 
 
 def default_traces() -> Path:
@@ -42,34 +43,38 @@ def run(
     if importlib.util.find_spec("openai") is None:
         typer.echo("toolhost run needs the openai package: pip install 'toolhost[loop]'", err=True)
         raise typer.Exit(1)
-    # Here, because the rest of the command line neither needs the extra nor should wait for it to load.
-    from toolhost.cli.run_loop import Options, ask_and_watch
-
     for text, what in ((question, "the question"), (instructions, "--instructions"), (name, "--name")):
         utf8(text, what)
     if session:
         session_id(session)
     traces = _traces(trace_dir or default_traces())
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its clients log what is reported as a result here
-    options = Options(
-        question=question,
-        url=model,
-        tools=[spec for spec in tools.split(",") if spec.strip()],
-        model=name,
-        dialect=dialect,
-        instructions=instructions,
-        as_json=as_json,
-        approve=approve,
-        max_rounds=max_rounds,
-        deadline=deadline,
-        session=session,
-        api_key=secret(api_key_file, "key") if api_key_file else None,
-    )
+    key = secret(api_key_file, "key") if api_key_file else None
     try:
+        # Here, because the rest of the command line neither needs the extra nor should wait for it to load.
+        from toolhost.cli.run_loop import Options, ask_and_watch
+
+        options = Options(
+            question=question,
+            url=model,
+            tools=[spec for spec in tools.split(",") if spec.strip()],
+            model=name,
+            dialect=dialect,
+            instructions=instructions,
+            as_json=as_json,
+            approve=approve,
+            max_rounds=max_rounds,
+            deadline=deadline,
+            session=session,
+            api_key=key,
+        )
         code = asyncio.run(ask_and_watch(options, traces))
     except LoopError as error:
         typer.echo(f"toolhost run: {error}", err=True)
         code = CANNOT_START if isinstance(error, RequestError) else 1
+    except (KeyboardInterrupt, typer.Abort):  # before there was a run to cancel, or at the question for consent
+        typer.echo("toolhost run: cancelled", err=True)
+        code = CANCELLED
     raise typer.Exit(code)
 
 

@@ -13,15 +13,16 @@ import httpx2
 import typer
 
 from toolhost.cli.printable import printable
-from toolhost.cli.run_view import View, make_view
+from toolhost.cli.run import CANCELLED
+from toolhost.cli.run_view import UntilBroken, make_view
 from toolhost.loop.driver import LoopDriver, NoTools
 from toolhost.loop.errors import LoopError
 from toolhost.loop.models.registry import connect
 from toolhost.loop.request import INCLUDE_CODE_OUTPUTS, Limits, LoopRequest, LoopResult
-from toolhost.loop.tool_client import McpToolServer
+from toolhost.loop.tools import ToolServer
 from toolhost.loop.trace import FileTraces
 
-EXIT_OK, EXIT_FAILED, EXIT_WAITING, EXIT_CANCELLED = 0, 1, 3, 130
+EXIT_OK, EXIT_FAILED, EXIT_WAITING, EXIT_CANCELLED = 0, 1, 3, CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ async def ask_and_watch(options: Options, traces: FileTraces) -> int:
     """Run the command; its exit code. Raises LoopError for what cannot be started."""
     client = connect(options.dialect, options.url, options.api_key)
     try:
-        server = await McpToolServer.connect(options.tools) if options.tools else None
-        namespaces = server.namespaces if server else []
+        server, namespaces = await _tool_server(options.tools) if options.tools else (NoTools(), [])
         request = LoopRequest(
             model=options.model or await _first_model(options.url, options.api_key),
             input=options.question,
@@ -57,17 +57,28 @@ async def ask_and_watch(options: Options, traces: FileTraces) -> int:
             include=[INCLUDE_CODE_OUTPUTS],
             headers={"x-toolhost-session": options.session} if options.session else {},
         )
-        driver = LoopDriver(client, tools=server or NoTools())
+        driver = LoopDriver(client, tools=server)
         return await _converse(driver, request, make_view(options.as_json), traces)
     finally:
         await client.aclose()
 
 
-async def _converse(driver: LoopDriver, request: LoopRequest, view: View, traces: FileTraces) -> int:
+async def _tool_server(endpoints: Sequence[str]) -> tuple[ToolServer, list[str]]:
+    """The tool server and its namespaces. The MCP client is loaded here: without tools nobody waits for it."""
+    from toolhost.loop.tool_client import McpToolServer
+
+    server = await McpToolServer.connect(endpoints)
+    return server, server.namespaces
+
+
+async def _converse(driver: LoopDriver, request: LoopRequest, view: UntilBroken, traces: FileTraces) -> int:
     """Run, ask the user about what needs their consent, and go on."""
     while True:
         result = await _one_run(driver, request, view)
         kept = _save(traces, result)
+        if view.broken is not None and not isinstance(view.broken, BrokenPipeError):
+            # A pipe's reader that has seen enough is no failure; a full disk is.
+            raise LoopError(f"the output cannot be written: {view.broken.strerror or view.broken}")
         waiting = [one for one in result.pending if one.kind == "approval"]
         if not waiting or not sys.stdin.isatty():
             if kept:
@@ -87,13 +98,15 @@ def _save(traces: FileTraces, result: LoopResult) -> bool:
     return True
 
 
-async def _one_run(driver: LoopDriver, request: LoopRequest, view: View) -> LoopResult:
+async def _one_run(driver: LoopDriver, request: LoopRequest, view: UntilBroken) -> LoopResult:
     run = await driver.start(request)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, run.cancel)
     try:
         async for event in run.events():
             view.show(event)
+            if view.broken is not None:
+                run.cancel()  # nobody reads on, so the model and the tool need not go on
         result = await run.result()
         if result.response.status == "incomplete":
             view.note(f"incomplete: {_why(result, request.limits)}")

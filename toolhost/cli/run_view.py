@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
@@ -27,18 +29,46 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
+class UntilBroken:
+    """A view for as long as its output takes what it shows; `broken` is what ended that, and nothing is shown after."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.broken: OSError | None = None
+
+    def show(self, event: Any) -> None:
+        self._try(lambda: self._view.show(event))
+
+    def note(self, text: str) -> None:
+        self._try(lambda: self._view.note(text))
+
+    def close(self) -> None:
+        self._try(self._view.close)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        if self.broken is not None:
+            return
+        try:
+            show()
+        except OSError as error:
+            self.broken = error
+            for stream in (sys.stdout, sys.stderr):
+                _let_go(stream)
+
+
 class JsonView:
     """Every event as one line of JSON on standard output."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, notes: TextIO) -> None:
         self._out = out
+        self._notes = notes
 
     def show(self, event: Any) -> None:
         self._out.write(wire_json(event) + "\n")
         self._out.flush()
 
     def note(self, text: str) -> None:
-        pass
+        print(text, file=self._notes, flush=True)
 
     def close(self) -> None:
         pass
@@ -129,12 +159,12 @@ class LiveView:
         self._at_start = True
 
 
-def make_view(as_json: bool) -> View:
+def make_view(as_json: bool) -> UntilBroken:
     """The view that fits standard output."""
     if as_json:
-        return JsonView(sys.stdout)
+        return UntilBroken(JsonView(sys.stdout, sys.stderr))
     console = Console()
-    return LiveView(console) if console.is_terminal else PlainView(sys.stdout, sys.stderr)
+    return UntilBroken(LiveView(console) if console.is_terminal else PlainView(sys.stdout, sys.stderr))
 
 
 def item_lines(item: Any) -> list[str]:
@@ -162,6 +192,16 @@ def item_lines(item: Any) -> list[str]:
 def problem_of(event: Any) -> str:
     """What went wrong, where an event says so. Why a response is incomplete its event has no word for."""
     return f"failed: {printable(event.response.error.message)}" if event.type == "response.failed" else ""
+
+
+def _let_go(stream: TextIO) -> None:
+    """If a stream is broken, let what it still holds go nowhere: the interpreter's exit would complain of it."""
+    try:
+        stream.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def _shown(output: str, status: str | None) -> list[str]:

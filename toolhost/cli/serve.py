@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 import uvicorn
@@ -24,11 +24,11 @@ import uvicorn
 from sandboxes.errors import SandboxError
 from toolhost import telemetry
 from toolhost.app import create_app
+from toolhost.cli.checks import fail
 from toolhost.config import ServerSettings, Settings, load
 from toolhost.errors import ConfigurationError, ToolhostError
 from toolhost.services import Services, build
 
-CANNOT_START = 2
 SECOND_SIGNAL = 130
 COLLECT_AFTER = (10_000, 10, 10)  # objects, and rounds of the younger generation (gc.set_threshold)
 SAME_SIGNAL_S = 0.5  # a terminal and a wrapper (make, timeout) both pass one Ctrl-C on: that is one
@@ -107,12 +107,6 @@ def serve(
     except (ToolhostError, SandboxError) as error:
         fail(error.message)
     raise typer.Exit(code)
-
-
-def fail(message: str) -> NoReturn:
-    """One line on stderr that says what is wrong and what to type; exit code 2."""
-    typer.echo(f"toolhost: {message}", err=True)
-    raise typer.Exit(CANNOT_START)
 
 
 def listening(settings: Settings) -> socket.socket:

@@ -14,7 +14,7 @@ import typer
 from sandboxes.errors import SandboxError
 from toolhost import telemetry
 from toolhost.app import everything
-from toolhost.cli.serve import fail
+from toolhost.cli.checks import fail
 from toolhost.config import Settings, load
 from toolhost.errors import ConfigurationError
 from toolhost.services import StateDirectoryTaken, build

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from toolhost.auth import Scope, mint
-from toolhost.cli.serve import fail
+from toolhost.cli.checks import fail
 
 app = typer.Typer(
     help="Make access tokens for a host that others can reach.",

@@ -52,6 +52,7 @@ class LoopRun:
         self._outbox: asyncio.Queue[Event | None] = asyncio.Queue()
         self._inbox: asyncio.Queue[Event | None] = asyncio.Queue()
         self._work: asyncio.Task[End] | None = None
+        self._stopped: asyncio.Task[End] | None = None
         self._ended = False
         self._cancelled = False
         self._switches: list[list[Item]] = []
@@ -137,8 +138,14 @@ class LoopRun:
         if self._work is not None:
             if self._work.done() and not self._work.cancelled():
                 return False
-            self._work.cancel()
+            self._stop(self._work)
         return True
+
+    def _stop(self, work: asyncio.Task[End]) -> None:
+        """Cancel a generation, once: a second cancel would hit what the first one has it put in order."""
+        if self._stopped is not work:
+            self._stopped = work
+            work.cancel()
 
     def _started(self) -> asyncio.Task[LoopResult]:
         if self._main_task is None:
@@ -204,7 +211,7 @@ class LoopRun:
             rounds = Rounds(context, generation)
             self._work = asyncio.create_task(self._guarded(rounds, items, fresh, approvals))
             if self._cancelled:
-                self._work.cancel()
+                self._stop(self._work)
             end = await self._watch(self._work, pump, deadline)
             if end is not None:
                 self._ended = True
@@ -227,7 +234,7 @@ class LoopRun:
             await asyncio.wait({work, pump}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not work.done():
-                work.cancel()
+                self._stop(work)
                 await asyncio.wait({work})
         if pump.done():
             pump.result()

@@ -49,7 +49,7 @@ async def sse_streams(
         inbox, reader = anyio.create_memory_object_stream[Incoming](0)
         writer, outbox = anyio.create_memory_object_stream[SessionMessage](0)
         async with reader, writer, anyio.create_task_group() as group:
-            group.start_soon(_read, events, inbox.clone())
+            group.start_soon(_read, events, inbox)
             group.start_soon(_write, http, post_url, connect_seconds, outbox, inbox)
             yield reader, writer
             group.cancel_scope.cancel()
@@ -93,7 +93,8 @@ async def _write(
     outbox: MemoryObjectReceiveStream[SessionMessage],
     inbox: MemoryObjectSendStream[Incoming],
 ) -> None:
-    async with outbox, inbox:
+    """Messages to the server. `inbox` is the reader's to close: held open here, it would hide a stream's end."""
+    async with outbox:
         async for message in outbox:
             error = await _post(http, url, seconds, message.message)
             if error is None or not isinstance(message.message, types.JSONRPCRequest):

@@ -1,5 +1,5 @@
-"""The first interpreter when it is forked from the agent: it differs in nothing that user code sees from one that is
-executed, and holds nothing of the agent's."""
+"""The first interpreter, which is started before the agent is configured: user code sees no difference between it and a
+later one, and it holds nothing of the agent's."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ print(found(("0123456789abcdef", "fedcba9876543210")), found({nonce}))
 
 def start(directory: Path, **config: Any) -> Agent:
     def early(command: list[str], _data: Path) -> list[str]:
-        return [*(argument for argument in command if argument != "-S"), "early"]
+        return [*command, "early"]
 
     data = {"data": str(directory / "data"), "peer_check": False}
     return Agent(directory, wrap=early, **{**data, **config})
@@ -88,37 +88,37 @@ def seen(link: Link) -> tuple[dict[str, Any], int]:
     return found, int(link.run("import os; os.getpid()")["value"])
 
 
-def command_line(agent: Agent, pid: int) -> str:
+def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def test_what_user_code_sees_is_the_same_in_the_forked_and_in_an_executed_interpreter(agent: Agent) -> None:
+def test_what_user_code_sees_is_the_same_in_the_first_and_in_a_later_interpreter(agent: Agent) -> None:
     link = agent.claimed()
-    forked, pid = seen(link)
-    assert "early" in command_line(agent, pid)
+    first, pid = seen(link)
+    assert "early" in command_line(pid)
     link.run("os._exit(3)")
-    executed, pid = seen(link)
-    assert "interpreter" in command_line(agent, pid)
-    more = set(forked.pop("modules")) - set(executed.pop("modules"))
+    later, pid = seen(link)
+    assert "interpreter" in command_line(pid)
+    more = set(first.pop("modules")) - set(later.pop("modules"))
     assert more <= {"_socket", "_json", "_operator"}  # by which it was sent off
-    assert forked == executed
+    assert first == later
 
 
-def test_no_secret_of_the_agents_is_in_the_forked_interpreters_memory(agent: Agent) -> None:
+def test_no_secret_of_the_agents_is_in_the_first_interpreters_memory(agent: Agent) -> None:
     half = len(agent.nonce) // 2
     halves = (agent.nonce[:half], agent.nonce[half:])
     result = agent.claimed().run(LOOK.replace("{nonce}", repr(halves)), digest="d")
     assert (text(result), result["error"]) == ("True False\n", None)
 
 
-def test_an_environment_that_a_running_process_cannot_take_is_given_to_an_executed_one(
+def test_an_environment_that_a_running_process_cannot_take_is_given_to_an_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANG", "C")
     agent = start(tmp_path)
     try:
         link = agent.claimed()
-        assert "interpreter" in command_line(agent, int(link.run("import os; os.getpid()")["value"]))
+        assert "interpreter" in command_line(int(link.run("import os; os.getpid()")["value"]))
         assert link.run("os.environ['LANG']")["value"] == "'C.UTF-8'"
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
         assert eventually(lambda: len(children.read_text().split()) == 1)  # the one that was not wanted is gone

@@ -63,7 +63,14 @@ async def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     yield make
     for leases in opened:
         await leases.close()
-    assert not [child for child in psutil.Process().children() if "bridge.py" in " ".join(child.cmdline())]
+    assert not [child.pid for child in psutil.Process().children() if is_bridge(child)]
+
+
+def is_bridge(process: psutil.Process) -> bool:
+    try:
+        return any("bridge.py" in word for word in process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
 
 
 def plain(**environment_: str) -> Leases:

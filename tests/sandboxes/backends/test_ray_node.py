@@ -176,6 +176,20 @@ async def test_its_sandboxes_outlive_its_process_and_are_adopted_at_the_same_por
     await client.close()
 
 
+async def test_another_life_of_the_node_begins_with_nothing(machine: Machine) -> None:
+    """The head has given the earlier one up: neither its sandboxes nor its files may come back under new leases."""
+    peer = await machine.start()
+    handle = await launch(peer)
+    await launch(peer, 2)
+    await peer.call("destroy", 30, handle=stored(handle), keep_workspace=True)
+    assert len(await peer.call("workspaces", 10)) == 2
+    await machine.stop()
+    again = await machine.start(node="b" * 12)
+    assert await again.call("list", 10) == []
+    assert await again.call("workspaces", 10) == []
+    assert await again.call("lookup", 10, key="k-2") is None
+
+
 async def test_a_sandbox_whose_node_is_gone_ends_itself(machine: Machine) -> None:
     peer = await machine.start()
     handle = await launch(peer)

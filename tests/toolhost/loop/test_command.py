@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import pty
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from tests.toolhost.loop.checks import ADAPTER, check_stream
 from tests.toolhost.loop.mcp_double import Double
 from tests.toolhost.loop.test_scenarios import python, search
+from toolhost import cli
 from toolhost.loop import fake_model
 
 pytestmark = pytest.mark.timeout(400)  # some tests start three processes, each of seconds of imports
@@ -74,7 +77,7 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 
 async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
     out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+    return process.returncode, (out or b"").decode(), err.decode()
 
 
 async def test_in_a_pipe_the_answer_is_on_stdout_and_the_way_to_it_on_stderr(double: Double, tmp_path: Path) -> None:
@@ -121,6 +124,99 @@ async def test_ctrl_c_cancels_model_and_tool(double: Double, tmp_path: Path) -> 
     assert "trace: toolhost trace resp_" in err
     check_stream([ADAPTER.validate_json(line) for line in out.splitlines()], cancelled=True)
     assert [namespace for _, namespace in double.host.cleaned] == ["python"]
+
+
+async def test_ctrl_c_before_there_is_a_run_is_said_too(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def never_answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(never_answering, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for options in (
+        ["--model", f"http://{address}/v1"],
+        ["--model", f"http://{address}/v1", "--tools", f"{address}/x"],
+    ):
+        asked.clear()
+        process = await start("run", "Hello", *options, "--trace-dir", str(tmp_path))
+        await asked.wait()
+        process.send_signal(signal.SIGINT)
+        assert await finish(process) == (130, "", "toolhost run: cancelled\n")
+    server.close()
+
+
+def test_ctrl_c_while_a_command_loads_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["toolhost", "run", "Hello"])
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "toolhost: interrupted\n"
+
+
+async def test_an_end_of_input_at_the_question_for_consent_is_a_cancel(double: Double, tmp_path: Path) -> None:
+    async with fake_model.serving(ROUNDS) as (_, url):
+        options = ["--approve", "--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        code, shown = await in_a_terminal(b"\x04", "run", "What is 6 times 7?", *options)
+    assert code == 130
+    assert shown.endswith("toolhost run: cancelled\n")
+    assert not double.host.runs
+
+
+@pytest.mark.parametrize("view", [["--json"], []], ids=["json", "plain"])
+async def test_a_reader_that_has_seen_enough_cancels_the_run_without_a_complaint(
+    double: Double, tmp_path: Path, view: list[str]
+) -> None:
+    """As in `toolhost run … | head -1`."""
+    text = {"text": "word " * 400, "pause": "gate", "pause_at": 1, "chunk": 5, "delay": 0.02}
+    async with fake_model.serving([{"calls": [python("1")]}, text]) as (model, url):
+        options = [*view, "--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        reading, writing = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", APP, "run", "Go", *options), stdout=writing, stderr=asyncio.subprocess.PIPE
+        )
+        os.close(writing)
+        await model.reached("gate")
+        assert await asyncio.to_thread(os.read, reading, 1)
+        os.close(reading)
+        model.release("gate")
+        code, _, err = await finish(process)
+    *_, trace = err.splitlines()
+    assert code == 130
+    assert re.fullmatch(r"trace: toolhost trace resp_[0-9a-f]{32}", trace)
+    assert not re.search("Traceback|Exception|Broken pipe", err)
+    assert [namespace for _, namespace in double.host.cleaned] == ["python"]
+    code, out, _ = await finish(await start("trace", trace.split()[-1], "--json", "--trace-dir", str(tmp_path)))
+    assert json.loads(out)["ending"] == "cancelled"
+
+
+async def test_an_output_that_cannot_be_written_is_one_line_and_keeps_the_trace(tmp_path: Path) -> None:
+    async with fake_model.serving([{"text": "fine"}]) as (_, url):
+        with open("/dev/full", "w") as full:  # noqa: ASYNC230 - a device
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", APP, "run", "Go", "--model", url, "--trace-dir", str(tmp_path)),
+                stdout=full,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            code, _, err = await finish(process)
+    assert (code, err) == (1, "toolhost run: the output cannot be written: No space left on device\n")
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_what_run_loads_is_not_the_host() -> None:
+    """It is a client: nobody should wait for the server's modules, or without tools for the MCP client's."""
+    names = "uvicorn, starlette, sandboxes.manager, toolhost.app, mcp"
+    code = f"import sys, toolhost.cli.run_loop; print([n for n in '{names}'.split(', ') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 async def test_approve_runs_nothing_without_a_terminal_to_ask_at(double: Double, tmp_path: Path) -> None:

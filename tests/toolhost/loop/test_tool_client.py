@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -173,11 +175,17 @@ async def answering(
         return Response(status_code=status)
 
     app = Starlette(routes=[Route("/python/sse", stream), Route("/post", post, methods=["POST"])])
+    async with served(app) as address:
+        yield address, posts
+
+
+@asynccontextmanager
+async def served(app: Starlette) -> AsyncIterator[str]:
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
     server, socket = uvicorn.Server(config), config.bind_socket()
     task = asyncio.create_task(server.serve([socket]))
     try:
-        yield f"127.0.0.1:{socket.getsockname()[1]}/python", posts
+        yield f"127.0.0.1:{socket.getsockname()[1]}/python"
     finally:
         server.should_exit = server.force_exit = True
         await task
@@ -201,3 +209,51 @@ async def test_a_server_that_takes_no_messages_is_a_clear_error_at_once(
         with pytest.raises(ToolServerGone, match=said):
             await McpToolServer.connect([address])
     assert len(posts) == asked
+
+
+@asynccontextmanager
+async def leaving(cut: bool) -> AsyncIterator[str]:
+    """A server that takes a call and then ends its stream without an answer, cleanly or cut off in the middle."""
+    outboxes: list[asyncio.Queue[dict[str, Any] | None]] = []
+
+    async def stream(_: Request) -> Response:
+        outbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        number = len(outboxes)
+        outboxes.append(outbox)
+
+        async def events() -> AsyncIterator[str]:
+            yield f"event: endpoint\ndata: /post/{number}\n\n"
+            while (message := await outbox.get()) is not None:
+                yield f"event: message\ndata: {json.dumps(message)}\n\n"
+            if cut:
+                raise ConnectionAbortedError("scripted break")
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def post(request: Request) -> Response:
+        message = await request.json()
+        outbox = outboxes[request.path_params["number"]]
+        result: dict[str, Any] = {"tools": [{"name": "python", "inputSchema": {"type": "object"}}]}
+        if message["method"] == "initialize":
+            server = {"name": "python", "version": "1"}
+            result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": server}
+        if message["method"] == "tools/call":
+            # After this POST is answered: the call was taken, and only the stream can tell what becomes of it.
+            asyncio.get_running_loop().call_later(0.1, outbox.put_nowait, None)
+        elif "id" in message:
+            outbox.put_nowait({"jsonrpc": "2.0", "id": message["id"], "result": result})
+        return Response(status_code=202)
+
+    app = Starlette(routes=[Route("/python/sse", stream), Route("/post/{number:int}", post, methods=["POST"])])
+    async with served(app) as address:
+        yield address
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["ended", "cut"])
+async def test_a_stream_that_ends_in_mid_call_is_a_lost_call_at_once(cut: bool) -> None:
+    async with leaving(cut) as address:
+        server = await McpToolServer.connect([address])
+        async with server.new_session("python", "resp_1") as session:
+            async with asyncio.timeout(60):  # the call itself would wait for longer
+                with pytest.raises(ToolServerGone):
+                    await session.call_attempt("python", {"code": "1"}, "att_1")

@@ -123,3 +123,51 @@ async def test_the_environment_s_proxy_is_used_but_not_for_what_it_excludes(monk
     await direct.aclose()
     await server.close()
     assert asked[1] == "/v1/x"
+
+
+async def test_a_kept_connection_that_the_server_closes_when_it_is_used_costs_nothing() -> None:
+    requests: list[int] = []
+    closed = False
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal closed
+        for number in range(2):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.split(b":")[1]))
+            requests.append(number)
+            if number == 1:
+                closed = True
+                break
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    client = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", {}, 10)
+    assert [await client.json("/x", {}) for _ in range(2)] == [{}, {}]
+    assert closed
+    assert requests == [0, 1, 0]
+    await client.aclose()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_server_that_always_hangs_up_is_an_error() -> None:
+    calls = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls
+        calls += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    client = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", {}, 10)
+    with pytest.raises(ModelError, match="the connection to the model server"):
+        await client.json("/x", {})
+    assert calls == 3
+    await client.aclose()
+    server.close()
+    await server.wait_closed()

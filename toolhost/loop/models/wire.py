@@ -19,6 +19,10 @@ from toolhost.loop.errors import ModelError, RequestError
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT_SECONDS = 10.0
+_KEEP_SECONDS = 3.0
+"""How long a connection is kept: less than uvicorn, and so vLLM, keeps it (5 s)."""
+_TRIES = 3
+_AGAIN_SECONDS = 0.02
 _REST_SECONDS = 0.02
 """How long an answer may take from `[DONE]` to its last byte, for its connection to be used again."""
 
@@ -63,7 +67,8 @@ class Wire:
     async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:  # here, for a session belongs to the event loop that it was made in
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # how many run at once is decided elsewhere
+                # How many run at once is decided elsewhere.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
                 timeout=self._timeout,
@@ -74,7 +79,7 @@ class Wire:
         except (ValueError, TypeError, RecursionError) as error:
             raise ModelError(f"the request cannot be written as JSON: {error}", "invalid_prompt") from error
         try:
-            async with self._session.post(f"{self._base}{path}", data=data, allow_redirects=False) as response:
+            async with await self._send(self._session, f"{self._base}{path}", data) as response:
                 if response.status >= 300:
                     raise _refused(response.status, await response.content.read(_MAX_ERROR_BYTES))
                 yield response
@@ -83,6 +88,19 @@ class Wire:
         except (aiohttp.ClientError, OSError) as error:
             detail = str(error) or type(error).__name__
             raise ModelError(f"the connection to the model server at {self._base} failed: {detail}") from error
+
+    async def _send(self, session: aiohttp.ClientSession, url: str, data: bytes) -> aiohttp.ClientResponse:
+        """The answer's head. A server may close a kept connection just when it is used: then once more, on another."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return await session.post(url, data=data, allow_redirects=False)
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not left:
+                    raise
+                await asyncio.sleep(_AGAIN_SECONDS)  # meanwhile the ends of other kept connections are noticed
+        raise AssertionError("unreachable")
 
 
 class _EventReader:
