@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,20 @@ class Channel(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Closes both directions. Never raises. Called by the client; the sandbox lives on."""
+
+
+class StreamChannel(Channel):
+    """A channel that is a connected socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: str) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.nonce = nonce
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
 
 
 class Life(enum.StrEnum):

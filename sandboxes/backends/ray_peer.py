@@ -6,7 +6,6 @@ Above: `ray`. Below: `ray_wire`, asyncio. Nothing of Ray is here: what runs is r
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import secrets
@@ -14,7 +13,7 @@ from typing import Any
 
 from sandboxes.agent.wire import MAX_FRAME_TO_HOST
 from sandboxes.backends import ray_wire
-from sandboxes.backends.base import Channel
+from sandboxes.backends.base import StreamChannel
 from sandboxes.backends.ray_names import Place, stored
 from sandboxes.backends.ray_relay import tune
 from sandboxes.errors import EngineUnavailable, SandboxError
@@ -34,26 +33,12 @@ class Unreachable(EngineUnavailable):
         self.refused = refused
 
 
-class RelayChannel(Channel):
-    """A byte stream to an agent, through its node's relay."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: str) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.nonce = nonce
-
-    async def close(self) -> None:
-        self.writer.close()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
-
-
-async def attach(owner: Owner, place: Place, handle: Handle) -> RelayChannel:
+async def attach(owner: Owner, place: Place, handle: Handle) -> StreamChannel:
     """A new channel to the agent of this very instance. Raises StateLost, NodeGone, Unreachable, EngineUnavailable."""
     fields = {"op": ray_wire.ATTACH, "node": place.node, "handle": stored(handle)}
     mac_key = ray_wire.key(owner, ray_wire.ATTACH, handle.sandbox_id)
     reader, writer = await _greeted(place, mac_key, fields, ATTACH_S, MAX_FRAME_TO_HOST)
-    return RelayChannel(reader, writer, owner.nonce(handle.sandbox_id))
+    return StreamChannel(reader, writer, owner.nonce(handle.sandbox_id))
 
 
 async def _greeted(

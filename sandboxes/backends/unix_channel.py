@@ -10,35 +10,20 @@ that what was checked is what is connected to.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import stat
 from pathlib import Path
 
 from sandboxes.agent.wire import MAX_FRAME_TO_HOST
-from sandboxes.backends.base import Channel
+from sandboxes.backends.base import StreamChannel
 from sandboxes.errors import EngineUnavailable, StateLost
 
 # A full backlog is the one reason for which connecting to a unix socket does not end at once.
 BUSY_PAUSE_S = 0.02
 
 
-class UnixChannel(Channel):
-    """A connected unix socket."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: str) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.nonce = nonce
-
-    async def close(self) -> None:
-        self.writer.close()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
-
-
-async def connect(directory: Path, name: str, nonce: str, *, timeout_s: float) -> UnixChannel:
+async def connect(directory: Path, name: str, nonce: str, *, timeout_s: float) -> StreamChannel:
     """Connects to the socket `name` in `directory`.
 
     Raises StateLost when there is no socket, something else, or nobody listening; EngineUnavailable when the one who
@@ -60,7 +45,7 @@ async def connect(directory: Path, name: str, nonce: str, *, timeout_s: float) -
         except BaseException:
             connection.close()
             raise
-        return UnixChannel(reader, writer, nonce)
+        return StreamChannel(reader, writer, nonce)
 
 
 def connected(directory: Path, name: str) -> socket.socket:

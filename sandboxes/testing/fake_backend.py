@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandboxes.backends.base import Backend, Channel, Life, Problem, Status
+from sandboxes.backends.base import Backend, Life, Problem, Status, StreamChannel
 from sandboxes.errors import NoCapacity, NodeGone, SandboxError, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, SandboxSpec, Usage
@@ -81,20 +81,6 @@ class FakeEngine:
         return next((found for found in self.sandboxes.values() if found.handle.key == key), None)
 
 
-class FakeChannel(Channel):
-    """One end of a socket pair."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: str) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.nonce = nonce
-
-    async def close(self) -> None:
-        self.writer.close()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
-
-
 class FakeBackend(Backend):
     """See the module."""
 
@@ -149,7 +135,7 @@ class FakeBackend(Backend):
         found = self.engine.of(key)
         return found.handle if found is not None and found.ended is None else None
 
-    async def connect(self, handle: Handle) -> Channel:
+    async def connect(self, handle: Handle) -> StreamChannel:
         await self.engine.passing("connect")
         self._check_node(handle)
         found = self.engine.sandboxes.get(handle.sandbox_id)
@@ -165,7 +151,7 @@ class FakeBackend(Backend):
             reader, writer = await asyncio.open_connection(sock=ours)
             undo.pop_all()
         found.agent.serve(*served)
-        return FakeChannel(reader, writer, self._owner.nonce(handle.sandbox_id))
+        return StreamChannel(reader, writer, self._owner.nonce(handle.sandbox_id))
 
     async def poll(self, handle: Handle) -> Status:
         await self.engine.passing("poll")

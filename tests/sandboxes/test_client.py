@@ -12,6 +12,7 @@ import pytest
 
 from sandboxes import client as client_module
 from sandboxes.agent import wire
+from sandboxes.backends.base import StreamChannel
 from sandboxes.client import AgentClient, Bound
 from sandboxes.errors import (
     AttemptUnknown,
@@ -24,7 +25,6 @@ from sandboxes.errors import (
 )
 from sandboxes.events import Printed, Started
 from sandboxes.spec import Outcome, PythonCall
-from sandboxes.testing.fake_backend import FakeChannel
 from sandboxes.testing.store_suite import attempt_of, settled
 
 HELLO: dict[str, object] = {
@@ -52,11 +52,11 @@ class Peer:
         self._script = script
         self._task: asyncio.Task[None] | None = None
 
-    async def channel(self) -> FakeChannel:
+    async def channel(self) -> StreamChannel:
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=theirs, limit=1 << 26)
         self._task = asyncio.create_task(self._serve(reader, writer))
-        return FakeChannel(*await asyncio.open_connection(sock=ours), nonce="n")
+        return StreamChannel(*await asyncio.open_connection(sock=ours), nonce="n")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

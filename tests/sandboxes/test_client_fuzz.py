@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sandboxes.agent import wire
+from sandboxes.backends.base import StreamChannel
 from sandboxes.client import AgentClient, Bound
 from sandboxes.errors import SandboxError
 from sandboxes.spec import Outcome, PythonCall
-from sandboxes.testing.fake_backend import FakeChannel
 
 HELLO = {
     "t": "hello", "id": 0, "v": wire.VERSION, "sandbox": "s", "python": "3.11", "state": "idle", "claim": None,
@@ -75,7 +75,7 @@ async def converse(sent: list[bytes]) -> Outcome | SandboxError:
     agent.write(json.dumps(HELLO).encode() + b"\n")
     try:
         async with asyncio.timeout(10):
-            client = await AgentClient.connect(FakeChannel(reader, writer, "nonce"))
+            client = await AgentClient.connect(StreamChannel(reader, writer, "nonce"))
             asked = client.execute("a", "d", PythonCall("1"), Bound(5.0, 0.1), cap=100, queued_at=1.0)
             call = asyncio.create_task(asked)
             await asyncio.sleep(0)
@@ -111,7 +111,7 @@ def test_a_fuzzed_handshake_ends_in_a_connection_or_an_error_of_ours(first: byte
         agent.write(first + b"\n")
         agent.write_eof()
         try:
-            client = await asyncio.wait_for(AgentClient.connect(FakeChannel(reader, writer, "nonce")), 10)
+            client = await asyncio.wait_for(AgentClient.connect(StreamChannel(reader, writer, "nonce")), 10)
         except SandboxError:
             pass
         else:
