@@ -340,10 +340,22 @@ class Calls:
             if session.phase is Phase.RUNNING:
                 session.change(Transition.DONE)
         outcome = self._finish(session, run, outcome)
+        if outcome.receipt.ending is Ending.LOST and keeper.records.shared:
+            outcome = await self._agreed(session, run, outcome)
         if outcome.state_lost_before is not None:  # a host that is killed now is not to tell it again
             with contextlib.suppress(SandboxError):
                 await keeper.save(session)
         return outcome
+
+    async def _agreed(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
+        """What the ledger has of a call that was lost: a host that took this one for dead may have been first."""
+        keeper = self._keeper
+        await keeper.settled()
+        with contextlib.suppress(SandboxError):
+            known = await keeper.store.attempt(session.key, run.attempt_id)
+            if known is not None and known.outcome is not None and known.receipt != outcome.receipt:
+                run.outcome = known.outcome
+        return run.outcome or outcome
 
     def given(self, session: Session, outcome: Outcome) -> None:
         """Somebody has got an outcome that was fetched after a restart: the loss that it tells is told."""

@@ -156,6 +156,8 @@ class Keeper:
         lost_reason = None
         if earlier is not None and (earlier.epoch or earlier.calls):
             lost_reason = self._why_gone(earlier)
+        elif earlier is not None:  # it ran nothing, and may have been closed before it could tell of one before it
+            lost_reason = earlier.lost_reason
         now = self.clock.now()
         return SessionRecord(
             key=request.key,

@@ -319,7 +319,7 @@ class BubblewrapBackend(Backend):
         work = asyncio.get_running_loop().run_in_executor(executor, lambda: call(*args, **kwargs))
         work.add_done_callback(_seen)
         try:
-            async with asyncio.timeout(timeout_s):  # not `wait_for`: before Python 3.12 it can swallow a cancellation
+            async with asyncio.timeout(timeout_s):  # `wait_for` can swallow a cancellation before Python 3.12
                 return await asyncio.shield(work)
         except TimeoutError:
             raise EngineUnavailable(f"this machine did not answer within {timeout_s:.0f} s; try again later") from None

@@ -60,7 +60,7 @@ class Engine:
         """
         running = self.start(work, *args, **kwargs)
         try:
-            async with asyncio.timeout(deadline_s):  # not `wait_for`: before Python 3.12 it can swallow a cancellation
+            async with asyncio.timeout(deadline_s):  # `wait_for` can swallow a cancellation before Python 3.12
                 return await asyncio.shield(running)
         except TimeoutError:
             running.add_done_callback(_forget)

@@ -110,7 +110,7 @@ class RayBackend(Backend):
     async def launch(self, key: str, spec: SandboxSpec, workspace: str) -> Handle:
         work = asyncio.create_task(self._launch(key, spec, workspace), name="ray launch")
         try:
-            async with asyncio.timeout(LAUNCH_S):  # not `wait_for`: before Python 3.12 it can swallow a cancellation
+            async with asyncio.timeout(LAUNCH_S):  # `wait_for` can swallow a cancellation before Python 3.12
                 handle, _ = await asyncio.shield(work)
         except TimeoutError:
             self._undo_later(work)

@@ -368,6 +368,19 @@ async def test_a_broken_connection_is_made_again_and_nothing_runs_twice(world: W
     assert len(agent.executed) == len(set(agent.executed)) == 3
 
 
+async def test_a_loss_that_a_session_without_a_call_was_to_tell_is_told_by_the_next(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    first = await run(at, "x = 1", attempt="one")
+    await at.cleanup()
+    assert (await run(attach(manager, "a"), "x = 1", attempt="one")).receipt == first.receipt  # it ran nothing
+    await manager.close_session(at.key)
+    outcome = await run(attach(manager, "a"), "'x' in globals()")
+    assert text_of(outcome) == "False"
+    assert "its client cleaned it up; its variables and files are gone" in (outcome.state_lost_before or "")
+    assert (await run(attach(manager, "a"), "1")).state_lost_before is None
+
+
 @contextlib.contextmanager
 def stalled(agent: FakeAgent) -> Iterator[None]:
     """It answers nothing, and a call gives it up soon. Before and after, answers may take what a busy machine takes."""

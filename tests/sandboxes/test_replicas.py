@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from sandboxes.errors import AttemptUnknown, NoCapacity, SessionUnknown, StoreUn
 from sandboxes.lifecycle import Phase, Transition
 from sandboxes.manager import SessionManager
 from sandboxes.owner import Owner
+from sandboxes.receipts import lost_outcome
 from sandboxes.settings import ManagerSettings
 from sandboxes.spec import CauseKind, Ending, KeyKind, Retention, SessionKey, State
 from sandboxes.stores.base import SessionFilter, SharedStore
@@ -145,6 +147,20 @@ async def test_a_call_waits_for_the_long_one_of_another_host(cluster: Cluster, m
     long = await started(attach(a, "k"), SLEEP.format(2.5))
     assert text_of(await run(attach(b, "k"), "x", timeout_s=0.5)) == "42"
     assert text_of(await long) == "42"
+
+
+async def test_of_two_hosts_that_say_of_a_call_that_it_was_lost_the_first_is_believed(cluster: Cluster) -> None:
+    host = await cluster.host()
+    at = attach(host, "k")
+    call = await started(at, SLEEP.format(60), attempt="one")
+    record, known = await host._store.get(at.key), await host._store.attempt(at.key, "one")
+    assert record is not None
+    assert known is not None
+    theirs = lost_outcome(record, known, time.time() - 1.0)  # another one took this host for dead
+    await host._store.settle(dataclasses.replace(known, outcome=theirs))
+    cluster.engine.lose_node(cluster.engine.launched[0].node)
+    assert (await call).receipt == theirs.receipt
+    assert (await host.collect(at.key, "one")).receipt == theirs.receipt
 
 
 async def test_a_resource_follows_the_host_that_is_asked(cluster: Cluster) -> None:

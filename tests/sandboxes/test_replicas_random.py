@@ -234,9 +234,6 @@ class Sequences(RuleBasedStateMachine):
 CHECKS = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 
 
-# Not among the everyday tests yet: about one run in five a handshake with a fake agent on a live node stays unanswered
-# for 15 s (in `a_node_is_lost_during_a_call`), and why is not understood.
-@pytest.mark.torture
 @pytest.mark.timeout(300)
 def test_no_sequence_leaves_what_is_defined() -> None:
     run_state_machine_as_test(Sequences, settings=settings(max_examples=15, stateful_step_count=12, **CHECKS))

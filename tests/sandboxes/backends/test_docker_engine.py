@@ -19,6 +19,7 @@ from sandboxes.backends.base import Life
 from sandboxes.backends.docker import DockerBackend
 from sandboxes.backends.docker_container import LABEL
 from sandboxes.backends.docker_probe import engine_problems, old_engine, read_look
+from sandboxes.client import AgentClient
 from sandboxes.errors import EngineUnavailable, EnvironmentMissing, IsolationUnavailable, StateLost
 from sandboxes.spec import Limits, SandboxSpec
 from tests.sandboxes.backends.docker_host import ENGINE, IMAGE, SMALL, DockerHost, engine
@@ -127,17 +128,26 @@ async def test_hung_start_delays_none_of_twenty_others_and_gets_a_text(
 
 
 @live
+@pytest.mark.parametrize("channel", ["socket", "attach"])
 async def test_hung_look_ends_by_its_deadline_and_the_next_one_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channel: str
 ) -> None:
-    monkeypatch.setattr(backend_module, "LOOK_S", 1.0)
     place = DockerHost(tmp_path)
-    async with proxied() as (proxy, address), opened(place, engine_url=address) as backend:
+    async with proxied() as (proxy, address), opened(place, engine_url=address, channel=channel) as backend:
         handle = await backend.launch("k-1", SMALL, "w-1")
+        monkeypatch.setattr(backend_module, "LOOK_S", 1.0)
         proxy.stall = re.compile(rb"GET \S+/containers/")
-        for look in (backend.poll(handle), backend.usage(handle), backend.list_owned(), backend.connect(handle)):
+        looks = [backend.poll(handle), backend.usage(handle), backend.list_owned()]
+        if channel == "attach":
+            looks.append(backend.connect(handle))
+        for look in looks:
             with pytest.raises(EngineUnavailable, match="did not answer within 1 s"):
                 await look
+        if channel == "socket":  # it says itself that it runs
+            client = await AgentClient.connect(await backend.connect(handle))
+            await client.ping()
+            await client.close()
+        monkeypatch.undo()
         proxy.stall = None
         proxy.release.set()
         assert (await backend.poll(handle)).life is Life.RUNNING
