@@ -523,7 +523,7 @@ class _Lines:
         self._part += part
         if len(self._part) > wire.MAX_FRAME_TO_HOST or (lines and max(map(len, lines)) > wire.MAX_FRAME_TO_HOST):
             raise WireError("the agent sent a line that is too long")
-        return lines
+        return [line for line in lines if line]  # empty ones mean nothing
 
 
 def _decoded(line: bytes) -> codec.Fields:

@@ -6,7 +6,9 @@ container", stream format): type (1 byte: 1 stdout, 2 stderr), 3 bytes of zero, 
 
 What the agent writes while nobody is attached is lost by the engine, and a new attachment may begin with the rest of a
 frame, or with frames that were meant for the host before. The agent ends half a frame with an empty line when a new
-host says hello; everything before its own hello is dropped here, and results are asked for again.
+host says hello; everything before its own hello is dropped here, and results are asked for again. Every attachment
+reads the same stream, so a host whose place another took reads the answer to the other's hello: its channel ends there,
+as one that was lost.
 """
 
 from __future__ import annotations
@@ -72,8 +74,9 @@ async def attached(stream: socket.socket, nonce: str) -> AttachChannel:
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Until either end is gone. What is not stdout (a line that the agent says to people) is dropped."""
-    greeting = Greeting()
+    """Until either end is gone, or another host took this one's place. What is not stdout (a line that the agent says
+    to people) is dropped."""
+    conversation = Conversation()
     with contextlib.suppress(asyncio.IncompleteReadError, OSError):
         while True:
             header = await source.readexactly(HEADER_BYTES)
@@ -83,35 +86,69 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
                 if not piece:
                     return
                 left -= len(piece)
-                if header[0] == STDOUT and (wanted := greeting.feed(piece)):
+                if header[0] == STDOUT and (wanted := conversation.feed(piece)):
                     sink.write(wanted)
                     await sink.drain()
+                if conversation.over:
+                    return
 
 
-class Greeting:
-    """Drops bytes until the agent's answer to this host's hello."""
+class Conversation:
+    """What of an attachment is for this host: from the agent's answer to its hello to the answer to another's."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
-        self._seen = False
+        self.over = False
+        self._begun = False
+        self._line = bytearray()  # the one that has not ended, up to what makes it too long
+        self._held = False  # back: the end of a line that may be half a frame, and everything behind it
 
     def feed(self, piece: bytes) -> bytes:
-        """What of it is for this host."""
-        if self._seen:
-            return piece
-        self._rest += piece
-        while (end := self._rest.find(b"\n")) >= 0:
-            if _answers(bytes(self._rest[:end])):
-                self._seen = True
-                return bytes(self._rest)
-            del self._rest[: end + 1]
-        del self._rest[:-MAX_FRAME_TO_HOST]
-        return b""
+        """What of it is for this host; nothing once `over`."""
+        wanted = bytearray()
+        *ended, rest = piece.split(b"\n")
+        for part in ended:
+            wanted += self._end_of_line(part)
+            if self.over:
+                return bytes(wanted)
+        return bytes(wanted + self._part_of_line(rest))
+
+    def _part_of_line(self, part: bytes) -> bytes:
+        self._line += part[: max(0, MAX_FRAME_TO_HOST + 1 - len(self._line))]
+        if not self._begun:
+            return b""
+        if not self._held:
+            return part
+        if len(self._line) <= MAX_FRAME_TO_HOST:
+            return b""
+        self._held = False  # no hello is so long
+        return b"\n" + bytes(self._line)
+
+    def _end_of_line(self, part: bytes) -> bytes:
+        part = self._part_of_line(part)
+        line = bytes(self._line)
+        self._line.clear()
+        frame = _frame(line)
+        answers = frame is not None and _answers(frame)
+        if not self._begun:
+            self._begun = answers
+            return line + b"\n" if answers else b""
+        if answers:
+            self.over = True
+            return b""
+        if self._held:
+            part = b"\n" + line
+        self._held = frame is None and line != b""
+        return part if self._held else part + b"\n"
 
 
-def _answers(line: bytes) -> bool:
+def _frame(line: bytes) -> dict[str, object] | None:
     try:
-        frame = wire.decode(line, wire.REPLIES)
+        return wire.decode(line, wire.REPLIES)
     except wire.FrameError:
-        return False
-    return frame["t"] == "hello" or (frame["t"] == "error" and frame.get("code") in REFUSALS)
+        return None
+
+
+def _answers(frame: dict[str, object]) -> bool:
+    """Whether it answers a hello: no other request has its id."""
+    refused = frame["t"] == "error" and frame.get("code") in REFUSALS
+    return frame["t"] == "hello" or (refused and frame.get("id") == 0)

@@ -7,6 +7,7 @@ not give a guarantee, it says so in `differences`, and the test asserts what is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
@@ -14,7 +15,7 @@ import pytest
 
 from sandboxes.backends.base import Life
 from sandboxes.client import AgentClient
-from sandboxes.errors import AttemptConflict, AttemptUnknown, CallRefused, StateLost
+from sandboxes.errors import AttemptConflict, AttemptUnknown, CallRefused, ChannelLost, StateLost
 from sandboxes.events import ExecutionEvent, Printed, Started
 from sandboxes.lifecycle import Phase
 from sandboxes.manager import Attachment
@@ -97,9 +98,10 @@ class BackendSuite:
             with pytest.raises(StateLost):
                 await backend.connect(dataclasses.replace(handle, instance="another"))
 
-    async def test_connecting_that_is_given_up_at_any_moment_harms_no_later_one(self, host: SuiteHost) -> None:
+    async def test_connecting_that_is_given_up_at_any_moment_harms_no_other_one(self, host: SuiteHost) -> None:
         async with host.opened() as backend:
             handle = await backend.launch("k-1", host.spec, "w-1")
+            earlier = await AgentClient.connect(await backend.connect(handle))
             for steps in range(12):
                 given_up = asyncio.create_task(backend.connect(handle))
                 for _ in range(steps):
@@ -111,6 +113,9 @@ class BackendSuite:
                 client = await AgentClient.connect(await backend.connect(handle))
                 await client.ping()
                 await client.close()
+            with contextlib.suppress(ChannelLost):  # where a sandbox has one host at a time
+                await earlier.ping()
+            await earlier.close()
 
     async def test_a_destroyed_sandbox_is_gone_and_destroying_it_again_changes_nothing(self, host: SuiteHost) -> None:
         async with host.opened() as backend:
@@ -444,6 +449,17 @@ class BackendSuite:
             assert recorder.starts == ["pool"]
         assert host.leftovers() != []  # a chosen session stays
         await host.clear()
+
+    async def test_session_outlives_that_another_host_asks_its_sandbox(self, host: SuiteHost) -> None:
+        async with host.opened() as other, host.manager() as manager:
+            at = attach(manager, "a")
+            await run(at, "x = 1")
+            (handle,) = await other.list_owned()
+            for _ in range(3):
+                client = await AgentClient.connect(await other.connect(handle))
+                await client.ping()
+                await client.close()
+                assert text_of(await run(at, "x")) == "1"
 
     async def test_health_runs_code_and_leaves_nothing(self, host: SuiteHost) -> None:
         async with host.manager() as manager:

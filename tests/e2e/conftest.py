@@ -39,9 +39,9 @@ def process_trees(host: RunningHost) -> list[str]:
 
 def containers(host: RunningHost) -> list[str]:
     """By the labels on the engine's containers."""
-    owner = Owner.load(host.state_dir)
+    owned = {"label": owner_filter(Owner.load(host.state_dir))}
     with closing(docker.from_env()) as engine:
-        return [container.id for container in engine.containers.list(filters={"label": owner_filter(owner)})]
+        return [container.id for container in engine.containers.list(filters=owned, ignore_removed=True)]
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

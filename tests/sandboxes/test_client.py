@@ -117,11 +117,13 @@ async def execute(client: AgentClient, on_event: Callable[[object], None] | None
     return await client.execute("a", "d", PythonCall("1"), Bound(0.2, 0.0), cap=100, queued_at=0.0, on_event=on_event)
 
 
-async def test_output_and_outcome_of_an_execution_arrive(peers: list[Peer]) -> None:
+async def test_output_and_outcome_of_an_execution_arrive_whatever_empty_lines_are_between(peers: list[Peer]) -> None:
     script = says(
+        b"\n",
         line("accepted", sequence=4, epoch=2),
         line("started", sequence=4, epoch=2, at=1.0),
         line("output", text="ab"),
+        b"\n\n",
         line("output", text="c"),
         result(),
     )

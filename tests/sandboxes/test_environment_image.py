@@ -66,7 +66,7 @@ def test_image_is_built_found_again_and_stale_after_a_change(
     assert labels[DIGEST_LABEL] == recipe.image_digest()
     assert labels[BASE_LABEL] == base
     assert not build_image(client, tag, base_image=None, wheels=wheels, report=ignore)
-    assert client.images.list(filters={"dangling": True, "label": "org.toolhost.stage=build"}) == []
+    assert client.api.images(filters={"dangling": True, "label": "org.toolhost.stage=build"}) == []
 
     code = "import os, sys, tabulate; print(tabulate.__file__, sys.prefix, os.getuid())"
     said = client.containers.run(

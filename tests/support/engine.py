@@ -83,7 +83,8 @@ class PrivateEngine:
     def load(self) -> None:
         """Brings the sandbox image over from the machine's engine."""
         with contextlib.closing(docker.from_env()) as theirs, self.client() as ours:
-            tags = {tag for image in theirs.images.list() for tag in image.tags}
+            # One request: `images.list` asks for each image again, and another test may have removed one by then.
+            tags = {tag for image in theirs.api.images() for tag in image["RepoTags"] or ()}
             self.image = next(name for name in IMAGES if name in tags)
             ours.images.load(theirs.images.get(self.image).save(named=self.image))
 
@@ -96,7 +97,7 @@ class PrivateEngine:
         """Ends it with everything it started, and removes its directories."""
         if self.process is not None and self.process.poll() is None:
             with self.client() as client:
-                for container in client.containers.list(all=True):
+                for container in client.containers.list(all=True, ignore_removed=True):
                     container.remove(force=True)
             self.stop()
         left = [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandboxes.agent import wire
-from sandboxes.backends.docker_channel import Greeting, attached
+from sandboxes.backends.docker_channel import Conversation, attached
 
 HELLO = wire.encode({"t": "hello", "id": 0, "v": 1})
 RESULT = wire.encode({"t": "result", "id": 7})
@@ -29,21 +29,39 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 @given(st.lists(st.integers(0, 10_000), max_size=20), st.integers(0, len(RESULT)))
 def test_what_was_meant_for_an_earlier_host_is_dropped_however_the_stream_is_cut(cuts: list[int], half: int) -> None:
     stream = RESULT[half:] + RESULT + b'{"t":"resu' + b"\n" + HELLO + RESULT + b"rest"
-    greeting = Greeting()
-    assert b"".join(greeting.feed(piece) for piece in split(stream, cuts)) == HELLO + RESULT + b"rest"
+    conversation = Conversation()
+    assert b"".join(conversation.feed(piece) for piece in split(stream, cuts)) == HELLO + RESULT + b"rest"
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=20), st.integers(0, len(RESULT) - 2))  # without its last "}" at most
+def test_another_host_that_takes_over_ends_the_stream_before_any_broken_line(cuts: list[int], half: int) -> None:
+    stream = HELLO + RESULT + RESULT[:half] + b"\n" + HELLO + RESULT
+    conversation = Conversation()
+    read = b"".join(conversation.feed(piece) for piece in split(stream, cuts) if not conversation.over)
+    assert conversation.over
+    *lines, _ = read.split(b"\n")
+    assert [line for line in lines if line] == [HELLO[:-1], RESULT[:-1]]
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=20))
+def test_broken_line_that_no_hello_follows_reaches_the_host_as_it_is(cuts: list[int]) -> None:
+    stream = HELLO + b"broken\n[]\n" + RESULT + b"broken\n" + b"x" * (wire.MAX_FRAME_TO_HOST + 1)
+    conversation = Conversation()
+    assert b"".join(conversation.feed(piece) for piece in split(stream, cuts)) == stream
+    assert not conversation.over
 
 
 @pytest.mark.parametrize("code", ["refused", "bad_version", "bad_frame"])
 def test_refusal_of_the_hello_reaches_the_host(code: str) -> None:
     refusal = wire.encode({"t": "error", "id": 0, "code": code, "message": "no"})
-    assert Greeting().feed(b"\n" + refusal) == refusal
+    assert Conversation().feed(b"\n" + refusal) == refusal
 
 
 def test_endless_line_before_the_hello_takes_bounded_memory() -> None:
-    greeting = Greeting()
+    conversation = Conversation()
     for _ in range(100):
-        assert greeting.feed(b"x" * (256 << 10)) == b""
-    assert greeting.feed(b"\n" + HELLO) == HELLO
+        assert conversation.feed(b"x" * (256 << 10)) == b""
+    assert conversation.feed(b"\n" + HELLO) == HELLO
 
 
 async def test_only_stdout_reaches_the_reader_and_writes_reach_the_engine_as_they_are() -> None:
@@ -60,6 +78,17 @@ async def test_only_stdout_reaches_the_reader_and_writes_reach_the_engine_as_the
     assert await channel.reader.read() == b""
     await channel.close()
     await engine.wait_closed()
+
+
+async def test_host_whose_place_another_takes_reads_the_end_of_its_stream() -> None:
+    theirs, ours = socket.socketpair()
+    channel = await attached(ours, "nonce")
+    theirs.sendall(engine_frame(1, HELLO + RESULT[:9]) + engine_frame(1, b"\n") + engine_frame(1, HELLO))
+    assert await asyncio.wait_for(channel.reader.read(1 << 20), 20) in (HELLO, HELLO + RESULT[:9])
+    while piece := await asyncio.wait_for(channel.reader.read(1 << 20), 20):
+        assert b"\n" not in piece
+    await channel.close()
+    theirs.close()
 
 
 async def test_slow_host_holds_the_engine_back_instead_of_filling_memory() -> None:
