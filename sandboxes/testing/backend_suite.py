@@ -455,11 +455,13 @@ class BackendSuite:
             at = attach(manager, "a")
             await run(at, "x = 1")
             (handle,) = await other.list_owned()
-            for _ in range(3):
-                client = await AgentClient.connect(await other.connect(handle))
-                await client.ping()
-                await client.close()
-                assert text_of(await run(at, "x")) == "1"
+            running = await started(at, f"{UNTIL_GO}\nx")
+            client = await AgentClient.connect(await other.connect(handle))
+            await client.ping()
+            await client.put_file("go", "u1", 0, b"", last=True)
+            await client.close()
+            assert text_of(await running) == "1"
+            assert text_of(await run(at, "x")) == "1"
 
     async def test_health_runs_code_and_leaves_nothing(self, host: SuiteHost) -> None:
         async with host.manager() as manager:
