@@ -6,12 +6,19 @@ With TOOLHOST_TEST_STRICT=1 (CI) nothing may be skipped: a skip is a failure.
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 
 import pytest
 
 from tests.support.machine import MARKS
+
+# A shell script that runs the tests with `&` has them ignore these, and every process that they start would ignore the
+# signals that they send it.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 STRICT = os.environ.get("TOOLHOST_TEST_STRICT") == "1"
 

@@ -4,7 +4,9 @@ later one, and it holds nothing of the agent's."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,21 @@ print(found(("0123456789abcdef", "fedcba9876543210")), found({nonce}))
 """
 
 
-def start(directory: Path, **config: Any) -> Agent:
+# Starts what is named behind it as a host does that was started with `&` by a shell script, with nohup, or by worse.
+IGNORING = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+STATUS = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
+NO_SIGNAL = f"SigBlk:\t{0:016x}\nSigIgn:\t{0:016x}\n"
+
+
+def start(directory: Path, before: Sequence[str] = (), **config: Any) -> Agent:
     def early(command: list[str], _data: Path) -> list[str]:
-        return [*command, "early"]
+        return [*before, *command, "early"]
 
     data = {"data": str(directory / "data"), "peer_check": False}
     return Agent(directory, wrap=early, **{**data, **config})
@@ -102,6 +116,31 @@ def test_what_user_code_sees_is_the_same_in_the_first_and_in_a_later_interpreter
     more = set(first.pop("modules")) - set(later.pop("modules"))
     assert more <= {"_socket", "_json", "_operator"}  # by which it was sent off
     assert first == later
+
+
+def test_signals_that_the_host_ignores_or_blocks_are_neither_in_any_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.delenv("LC_ALL", raising=False)
+    monkeypatch.delenv("LC_CTYPE", raising=False)
+    agent = start(tmp_path, before=[sys.executable, "-c", IGNORING])
+    try:
+        link = agent.claimed()
+        first, pid = seen(link)
+        assert "early" in command_line(pid)
+        signals = first["signals"]
+        assert {number for number, how in signals.items() if how == "1"} == {signal.SIGPIPE, signal.SIGXFSZ}  # Python's
+        assert text(link.run(f"import subprocess\nprint(subprocess.getoutput({STATUS!r}))", digest="s")) == NO_SIGNAL
+        assert text(link.run({"cmd": ["sh", "-c", STATUS]})) == NO_SIGNAL
+        link.run("os._exit(3)")
+        later, pid = seen(link)
+        assert "interpreter" in command_line(pid)
+        assert later["signals"] == signals
+        receipt = link.run("while True: pass", timeout=1.0)["receipt"]
+        assert (receipt["ending"], receipt["state"]) == ("timed_out", "kept")  # SIGINT got through
+    finally:
+        agent.close()
 
 
 def test_no_secret_of_the_agents_is_in_the_first_interpreters_memory(agent: Agent) -> None:
