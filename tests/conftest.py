@@ -6,6 +6,7 @@ With TOOLHOST_TEST_STRICT=1 (CI) nothing may be skipped: a skip is a failure.
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 
@@ -14,6 +15,12 @@ import pytest
 from tests.support.machine import MARKS
 
 STRICT = os.environ.get("TOOLHOST_TEST_STRICT") == "1"
+
+
+def pytest_configure() -> None:
+    """A shell's background job begins with Ctrl-C ignored, and so would each command that a test presses it for."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ later one, and it holds nothing of the agent's."""
 from __future__ import annotations
 
 import ast
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,26 @@ def test_what_user_code_sees_is_the_same_in_the_first_and_in_a_later_interpreter
     more = set(first.pop("modules")) - set(later.pop("modules"))
     assert more <= {"_socket", "_json", "_operator"}  # by which it was sent off
     assert first == later
+
+
+def test_user_code_has_the_default_signals_whatever_who_started_the_agent_ignores(tmp_path: Path) -> None:
+    """As a shell's background job and nohup do."""
+    ignored = [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE]
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        agent = start(tmp_path)
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+    try:
+        link = agent.claimed()
+        for expected in ("early", "interpreter"):
+            result = link.run("import signal\n[signal.getsignal(n) for n in (1, 3, 15)] == [signal.SIG_DFL] * 3")
+            assert result["value"] == "True"
+            assert expected in command_line(int(link.run("import os; os.getpid()")["value"]))
+            link.run("os._exit(3)")
+    finally:
+        agent.close()
 
 
 def test_no_secret_of_the_agents_is_in_the_first_interpreters_memory(agent: Agent) -> None:
