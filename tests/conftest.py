@@ -14,13 +14,13 @@ import pytest
 
 from tests.support.machine import MARKS
 
+# A shell script that runs the tests with `&` has them ignore these, and every process that they start would ignore the
+# signals that they send it.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
 STRICT = os.environ.get("TOOLHOST_TEST_STRICT") == "1"
-
-
-def pytest_configure() -> None:
-    """A shell's background job begins with Ctrl-C ignored, and so would each command that a test presses it for."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

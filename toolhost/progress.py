@@ -32,6 +32,7 @@ class Progress:
         self._waiting = ""
         self._sent = 0
         self._wake = asyncio.Event()
+        self._sending = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def __call__(self, event: ExecutionEvent) -> None:
@@ -46,13 +47,15 @@ class Progress:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if kind is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_S):
-                    await self._flush()
+        try:
+            if kind is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_S):
+                        await self._flush()  # and only then ends the task: what it is sending would be lost with it
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
@@ -61,10 +64,12 @@ class Progress:
             await asyncio.sleep(PAUSE_S)
 
     async def _flush(self) -> None:
-        """A client that is gone is the transport's to notice: its call is cancelled."""
-        self._wake.clear()
-        text, self._waiting = self._waiting, ""
-        if text:
-            self._sent += len(text)
-            with contextlib.suppress(OSError, RuntimeError):
-                await self._send(float(self._sent), None, text.encode("utf-8", "replace").decode("utf-8"))
+        """Returns once everything so far is sent, by whomever. A client that is gone is the transport's to notice: its
+        call is cancelled."""
+        async with self._sending:
+            self._wake.clear()
+            text, self._waiting = self._waiting, ""
+            if text:
+                self._sent += len(text)
+                with contextlib.suppress(OSError, RuntimeError):
+                    await self._send(float(self._sent), None, text.encode("utf-8", "replace").decode("utf-8"))

@@ -1,8 +1,8 @@
 """The first interpreter, started before the agent knows anything of its own: both get ready side by side. Later ones
 are started when they are needed (`python_process`).
 
-Above: the launcher (starts it, and is what it runs), `python_process` (sends it off). Below: fork(2), exec(3),
-`signals`, `lower`, `interpreter`.
+Above: the launcher (starts it, and is what it runs), `python_process` (sends it off). Below: fork(2), exec(3), `lower`,
+`interpreter`.
 
 It is executed, so nothing of the agent's is in it, and it takes the memory that a later one takes: a sandbox whose
 memory is full can start another when it dies. It runs none of user code before it has been told what a later one is
@@ -106,9 +106,6 @@ def _become(channel: int, launcher: str) -> NoReturn:
         os.set_inheritable(_CHANNEL, True)
         os.closerange(_CHANNEL + 1, 1 << 20)
         os.setsid()
-        from .signals import to_defaults
-
-        to_defaults()
         os.execv(sys.executable, [sys.executable, "-I", "-B", launcher, "early"])
     finally:
         os._exit(127)

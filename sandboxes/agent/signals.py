@@ -1,6 +1,6 @@
 """The C half of `signal`: the module around it builds enumerations, which takes 5 ms.
 
-Above: everything in the agent that sends or handles signals.
+Above: everything in the agent that sends or handles signals; the launcher, for `forget_inherited`.
 """
 
 TYPE_CHECKING = False
@@ -9,22 +9,17 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-__all__ = ["signal", "to_defaults"]
-
-# Python ignores some of these, who started the host may ignore the others (a shell's background job, nohup): an ignored
-# signal stays ignored after exec.
-_DEFAULTS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-)
+__all__ = ["forget_inherited", "signal"]
 
 
-def to_defaults() -> None:
-    """In a child, before it becomes what runs user code: signals do what they do by default."""
-    for number in _DEFAULTS:
-        signal.signal(number, signal.SIG_DFL)
+def forget_inherited() -> None:
+    """Blocks and ignores no signal that what started this process did: whatever it starts would inherit that.
+
+    Ray's workers block signals. A shell without job control ignores SIGINT and SIGQUIT in what it starts with `&`,
+    nohup(1) ignores SIGHUP, and where SIGCHLD is ignored no child can be waited for.
+    """
+    for number in range(1, signal.NSIG):
+        # Python itself ignores the two, here and in each interpreter; `spawn` gives programs the default.
+        if number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -10,7 +10,7 @@ import resource
 import time
 
 from .lower import expose_to_out_of_memory, lower, rearrange
-from .signals import signal, to_defaults
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from .config import Config
 
 _FORK_TRIES = 10
+# Python ignores these, and an ignored signal stays ignored after exec.
+_DEFAULTS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+)
 
 
 class SpawnError(Exception):
@@ -125,7 +135,8 @@ class Spawner:
     def _enter(descriptors: Sequence[int], spare: int | None = None) -> int:
         """In the child, first: leaves everything of the agent behind. Returns the number that `spare` has now."""
         signal.set_wakeup_fd(-1)
-        to_defaults()
+        for number in _DEFAULTS:
+            signal.signal(number, signal.SIG_DFL)
         os.setsid()
         return rearrange(descriptors, spare)
 

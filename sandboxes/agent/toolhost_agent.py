@@ -45,10 +45,9 @@ def _start(arguments: list[str]) -> None:
 
         wait(interpret)
     else:
-        from toolhost_agent.signals import signal  # type: ignore[import-not-found]
+        from toolhost_agent.signals import forget_inherited  # type: ignore[import-not-found]
 
-        # What started the host may block signals (Ray's workers do), and everything here would inherit that.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        forget_inherited()
         early = None
         if arguments[1:] == ["early"]:
             from toolhost_agent.early import start

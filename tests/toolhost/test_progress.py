@@ -18,8 +18,11 @@ class Client:
         self.reads = asyncio.Event()
         self.reads.set()
         self.came = asyncio.Event()
+        self.stalled = asyncio.Event()  # one is on its way and not let
 
     async def send(self, progress: float, total: float | None, message: str | None) -> None:
+        if not self.reads.is_set():
+            self.stalled.set()
         await self.reads.wait()
         self.got.append((progress, total, message))
         self.came.set()
@@ -36,6 +39,19 @@ async def test_text_is_sent_while_the_call_runs_and_all_of_it_before_its_result(
     assert "".join(message or "" for _, _, message in client.got) == "first\nsecond\n"
     assert [done for done, _, _ in client.got] == sorted({done for done, _, _ in client.got})
     assert client.got[-1][0] == len("first\nsecond\n")
+
+
+async def test_what_is_being_sent_when_the_call_ends_is_sent_before_its_result() -> None:
+    """A transport takes its time for a notification: the call may end within it."""
+    client = Client()
+    async with Progress(client.send) as progress:
+        progress(Printed("a", "first\n"))
+        await asyncio.wait_for(client.came.wait(), 5)
+        client.reads.clear()
+        progress(Printed("a", "last\n"))
+        await asyncio.wait_for(client.stalled.wait(), 30)
+        asyncio.get_running_loop().call_soon(client.reads.set)
+    assert [message for _, _, message in client.got] == ["first\n", "last\n"]
 
 
 async def test_a_call_that_prints_nothing_sends_nothing() -> None:

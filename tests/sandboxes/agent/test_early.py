@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import ast
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,21 @@ print(found(("0123456789abcdef", "fedcba9876543210")), found({nonce}))
 """
 
 
-def start(directory: Path, **config: Any) -> Agent:
+# Starts what is named behind it as a host does that was started with `&` by a shell script, with nohup, or by worse.
+IGNORING = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+STATUS = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
+NO_SIGNAL = f"SigBlk:\t{0:016x}\nSigIgn:\t{0:016x}\n"
+
+
+def start(directory: Path, before: Sequence[str] = (), **config: Any) -> Agent:
     def early(command: list[str], _data: Path) -> list[str]:
-        return [*command, "early"]
+        return [*before, *command, "early"]
 
     data = {"data": str(directory / "data"), "peer_check": False}
     return Agent(directory, wrap=early, **{**data, **config})
@@ -105,22 +118,27 @@ def test_what_user_code_sees_is_the_same_in_the_first_and_in_a_later_interpreter
     assert first == later
 
 
-def test_user_code_has_the_default_signals_whatever_who_started_the_agent_ignores(tmp_path: Path) -> None:
-    """As a shell's background job and nohup do."""
-    ignored = [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE]
-    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
-    try:
-        agent = start(tmp_path)
-    finally:
-        for number, handler in zip(ignored, before, strict=True):
-            signal.signal(number, handler)
+def test_signals_that_the_host_ignores_or_blocks_are_neither_in_any_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.delenv("LC_ALL", raising=False)
+    monkeypatch.delenv("LC_CTYPE", raising=False)
+    agent = start(tmp_path, before=[sys.executable, "-c", IGNORING])
     try:
         link = agent.claimed()
-        for expected in ("early", "interpreter"):
-            result = link.run("import signal\n[signal.getsignal(n) for n in (1, 3, 15)] == [signal.SIG_DFL] * 3")
-            assert result["value"] == "True"
-            assert expected in command_line(int(link.run("import os; os.getpid()")["value"]))
-            link.run("os._exit(3)")
+        first, pid = seen(link)
+        assert "early" in command_line(pid)
+        signals = first["signals"]
+        assert {number for number, how in signals.items() if how == "1"} == {signal.SIGPIPE, signal.SIGXFSZ}  # Python's
+        assert text(link.run(f"import subprocess\nprint(subprocess.getoutput({STATUS!r}))", digest="s")) == NO_SIGNAL
+        assert text(link.run({"cmd": ["sh", "-c", STATUS]})) == NO_SIGNAL
+        link.run("os._exit(3)")
+        later, pid = seen(link)
+        assert "interpreter" in command_line(pid)
+        assert later["signals"] == signals
+        receipt = link.run("while True: pass", timeout=1.0)["receipt"]
+        assert (receipt["ending"], receipt["state"]) == ("timed_out", "kept")  # SIGINT got through
     finally:
         agent.close()
 

@@ -854,15 +854,20 @@ def test_nothing_is_inherited_that_the_host_left_open(run: Run) -> None:
     run(body)
 
 
-def test_signals_that_the_host_blocks_are_not_blocked_inside(run: Run) -> None:
+def test_signals_that_the_host_blocks_or_ignores_are_neither_inside(run: Run) -> None:
     async def body(host: Host) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGCHLD, signal.SIGTERM])
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGQUIT, signal.SIGHUP)}
         try:  # the backend's threads inherit it, and so does what they start
             async with host.opened() as backend:
                 handle = await backend.launch("k-1", SMALL, "w-1")
-                code = "import subprocess; print(subprocess.check_output(['grep', 'SigBlk', '/proc/self/status']))"
-                assert "SigBlk:\\t0000000000000000" in await python(backend, handle, code)
+                code = "import subprocess; print(subprocess.check_output(['grep', 'Sig', '/proc/self/status']))"
+                said = await python(backend, handle, code)
+                assert "SigBlk:\\t0000000000000000" in said
+                assert "SigIgn:\\t0000000000000000" in said
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     run(body)
