@@ -6,11 +6,11 @@ a server may leave out. Those are listed with the reason; the list is exact, so 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.clients.conformance_results import failures
 from tests.clients.drive import run
 from tests.clients.environments import ENVIRONMENTS
 from tests.support.host import RunningHost
@@ -58,11 +58,7 @@ def results(tool_host: RunningHost, tmp_path_factory: pytest.TempPathFactory) ->
     suite = environment.modules / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
     command = ["server", "--url", f"{tool_host.url}/mcp", "--suite", "all", "-o", str(output)]
     done = run("node", str(environment.node), str(suite), *command, timeout_s=200)
-    found = {}
-    for file in output.glob("server-*/checks.json"):
-        name = file.parent.name.removeprefix("server-").rpartition("-20")[0]
-        checks = json.loads(file.read_text())
-        found[name] = [str(check.get("errorMessage")) for check in checks if check["status"] == "FAILURE"]
+    found = failures(output)
     assert found, done.stdout[-3000:] + done.stderr[-3000:]
     return found
 

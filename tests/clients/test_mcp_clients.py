@@ -9,6 +9,7 @@ import pytest
 
 from tests.clients.drive import drive, start
 from tests.support.host import RunningHost
+from tests.support.trees import find_named
 from tests.toolhost.rawclient import Stream
 
 pytestmark = pytest.mark.clients
@@ -77,7 +78,7 @@ async def test_a_client_that_is_killed_ends_its_code_and_not_its_session(host: R
     try:
         async with asyncio.timeout(60):
             # The code runs: its file is in the session's workspace, below the host's state.
-            while not list(host.state_dir.rglob(session)):
+            while not find_named(host.state_dir, session):
                 assert leaving.poll() is None
                 await asyncio.sleep(0.05)
     finally:

@@ -28,6 +28,7 @@ from sandboxes.errors import EnvironmentMissing, IsolationUnavailable, NoCapacit
 from sandboxes.owner import Owner
 from sandboxes.spec import Limits, SandboxSpec
 from tests.sandboxes.backends.bubblewrap_host import NOBODY, SMALL, Host, as_user, python, talking
+from tests.support.trees import find_named
 
 pytestmark = pytest.mark.bubblewrap
 
@@ -111,7 +112,7 @@ def test_destroy_leaves_no_process_and_no_file_and_can_be_repeated(run: Run) -> 
             assert not record.init.alive()
             assert host.leftovers() == []
             assert children() == []
-            assert not [*Path("/sys/fs/cgroup").glob(f"**/{handle.sandbox_id}")]
+            assert find_named(Path("/sys/fs/cgroup"), handle.sandbox_id) == []
             assert not [*Path("/run/toolhost").glob(f"uids/*{handle.sandbox_id}")]
             assert (await backend.poll(handle)).life is Life.GONE
             with pytest.raises(StateLost):
@@ -456,7 +457,7 @@ def test_a_host_that_is_killed_while_it_launches_leaves_nothing_that_the_next_do
                 async with asyncio.timeout(20):  # one that was held back finds its host gone, and ends by itself
                     while processes_of(record.uid, host.state):  # noqa: ASYNC110 - nothing tells of it
                         await asyncio.sleep(0.02)
-                assert not list(Path("/sys/fs/cgroup").glob(f"**/{record.handle.sandbox_id}"))
+                assert find_named(Path("/sys/fs/cgroup"), record.handle.sandbox_id) == []
 
     run(body)
 

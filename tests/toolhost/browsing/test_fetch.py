@@ -292,12 +292,10 @@ async def test_an_answer_that_is_not_http_is_a_text(fetcher: Fetcher, answer: by
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    with pytest.raises(FetchError):
-        await fetcher.fetch(f"http://127.0.0.1:{port}/", ANY)
-    server.close()
-    await server.wait_closed()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(FetchError):
+            await fetcher.fetch(f"http://127.0.0.1:{port}/", ANY)
 
 
 def test_retry_after_forms() -> None:

@@ -154,18 +154,17 @@ async def test_ctrl_c_before_there_is_a_run_is_said_too(tmp_path: Path) -> None:
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(never_answering, "127.0.0.1", 0)
-    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    for options in (
-        ["--model", f"http://{address}/v1"],
-        ["--model", f"http://{address}/v1", "--tools", f"{address}/x"],
-    ):
-        asked.clear()
-        process = await start("run", "Hello", *options, "--trace-dir", str(tmp_path))
-        await asked.wait()
-        process.send_signal(signal.SIGINT)
-        assert await finish(process) == (130, "", "toolhost run: cancelled\n")
-    server.close()
+    async with await asyncio.start_server(never_answering, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for options in (
+            ["--model", f"http://{address}/v1"],
+            ["--model", f"http://{address}/v1", "--tools", f"{address}/x"],
+        ):
+            asked.clear()
+            process = await start("run", "Hello", *options, "--trace-dir", str(tmp_path))
+            await asked.wait()
+            process.send_signal(signal.SIGINT)
+            assert await finish(process) == (130, "", "toolhost run: cancelled\n")
 
 
 def test_ctrl_c_while_a_command_loads_is_said(

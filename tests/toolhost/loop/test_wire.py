@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -41,15 +43,23 @@ def test_an_event_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
             list(lines.read(b"data: " + b"x" * 50 + b"\n"))
 
 
-async def serve(handler: Any) -> TestServer:
-    app = web.Application()
-    app.router.add_post("/v1/x", handler)
-    server = TestServer(app, host="127.0.0.1")
-    await server.start_server()
-    return server
+Serve = Callable[..., Awaitable[TestServer]]
 
 
-async def test_a_connection_is_used_again_after_the_end_of_a_stream() -> None:
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts servers that are closed after the test, however it ends."""
+    async with AsyncExitStack() as stack:
+
+        async def start(handler: Any, method: str = "POST", path: str = "/v1/x") -> TestServer:
+            app = web.Application()
+            app.router.add_route(method, path, handler)
+            return await stack.enter_async_context(TestServer(app, host="127.0.0.1"))
+
+        yield start
+
+
+async def test_a_connection_is_used_again_after_the_end_of_a_stream(serve: Serve) -> None:
     connections: set[Any] = set()
 
     async def stream(request: web.Request) -> web.StreamResponse:
@@ -64,11 +74,10 @@ async def test_a_connection_is_used_again_after_the_end_of_a_stream() -> None:
     for _ in range(5):
         assert [event async for event in client.events("/x", {})] == [{"n": 1}]
     await client.aclose()
-    await server.close()
     assert len(connections) == 1
 
 
-async def test_nothing_is_waited_for_after_the_last_event() -> None:
+async def test_nothing_is_waited_for_after_the_last_event(serve: Serve) -> None:
     over = asyncio.Event()
 
     async def stream(request: web.Request) -> web.StreamResponse:
@@ -84,10 +93,9 @@ async def test_nothing_is_waited_for_after_the_last_event() -> None:
         assert [event["type"] async for event in client.events("/x", {}, {"end"})] == ["a", "end"]
     over.set()
     await client.aclose()
-    await server.close()
 
 
-async def test_what_is_no_stream_and_what_is_no_json_are_errors_that_say_so() -> None:
+async def test_what_is_no_stream_and_what_is_no_json_are_errors_that_say_so(serve: Serve) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "chat.completion"})
 
@@ -99,10 +107,9 @@ async def test_what_is_no_stream_and_what_is_no_json_are_errors_that_say_so() ->
         await client.json("/x", {"temperature": float("inf")})
     assert caught.value.code == "invalid_prompt"
     await client.aclose()
-    await server.close()
 
 
-async def test_a_server_that_says_nothing_is_given_up_after_the_timeout() -> None:
+async def test_a_server_that_says_nothing_is_given_up_after_the_timeout(serve: Serve) -> None:
     over = asyncio.Event()
 
     async def wait(request: web.Request) -> web.StreamResponse:
@@ -115,20 +122,18 @@ async def test_a_server_that_says_nothing_is_given_up_after_the_timeout() -> Non
         await client.json("/x", {})
     over.set()
     await client.aclose()
-    await server.close()
 
 
-async def test_the_environment_s_proxy_is_used_but_not_for_what_it_excludes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_s_proxy_is_used_but_not_for_what_it_excludes(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     async def proxy(request: web.Request) -> web.StreamResponse:
         asked.append(request.raw_path)
         return web.json_response({"by": "proxy"})
 
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", proxy)
-    server = TestServer(app, host="127.0.0.1")
-    await server.start_server()
+    server = await serve(proxy, "*", "/{tail:.*}")
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", str(server.make_url("/")))
@@ -140,7 +145,6 @@ async def test_the_environment_s_proxy_is_used_but_not_for_what_it_excludes(monk
     direct = Wire(str(server.make_url("/v1")), {}, 10)
     assert await direct.json("/x", {}) == {"by": "proxy"}
     await direct.aclose()
-    await server.close()
     assert asked[1] == "/v1/x"
 
 
@@ -162,14 +166,12 @@ async def test_a_kept_connection_that_the_server_closes_when_it_is_used_costs_no
         writer.close()
         await writer.wait_closed()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    client = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", {}, 10)
-    assert [await client.json("/x", {}) for _ in range(2)] == [{}, {}]
-    assert closed
-    assert requests == [0, 1, 0]
-    await client.aclose()
-    server.close()
-    await server.wait_closed()
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+        client = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", {}, 10)
+        assert [await client.json("/x", {}) for _ in range(2)] == [{}, {}]
+        assert closed
+        assert requests == [0, 1, 0]
+        await client.aclose()
 
 
 async def test_a_server_that_always_hangs_up_is_an_error() -> None:
@@ -182,11 +184,9 @@ async def test_a_server_that_always_hangs_up_is_an_error() -> None:
         writer.close()
         await writer.wait_closed()
 
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    client = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", {}, 10)
-    with pytest.raises(ModelError, match="the connection to the model server"):
-        await client.json("/x", {})
-    assert calls == 3
-    await client.aclose()
-    server.close()
-    await server.wait_closed()
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        client = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", {}, 10)
+        with pytest.raises(ModelError, match="the connection to the model server"):
+            await client.json("/x", {})
+        assert calls == 3
+        await client.aclose()
