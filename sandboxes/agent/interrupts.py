@@ -2,6 +2,9 @@
 
 User code is interruptible only inside `with interrupts:`; everywhere else, between cells too, the signal is ignored.
 A cell that waits in the event loop is cancelled; anything else gets KeyboardInterrupt.
+
+SIGHUP ends nothing: gVisor's kernel sends it to the interpreter's whole process group when one member of it dies while
+others are stopped, as they are while the agent ends what a cell has started.
 """
 
 from __future__ import annotations
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
 globals()["__builtins__"] = BUILTINS
 
 SIGINT = int(_signal.SIGINT)
+SIGHUP = int(_signal.SIGHUP)
+
+
+def hung_up(number: int, frame: FrameType | None) -> None:
+    """A handler and not SIG_IGN, which programs that user code starts would inherit."""
 
 
 class Interrupts:
@@ -34,6 +42,7 @@ class Interrupts:
         self.idle: Callable[[], bool] | None = None
         """Set while only background tasks run: whether one of them is keeping the next cell waiting."""
         self._own = self._handle  # one object, to know it again without asking what user code installed
+        _signal.signal(SIGHUP, hung_up)
         self.install()
 
     def install(self) -> None:
