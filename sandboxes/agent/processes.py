@@ -45,12 +45,30 @@ def table() -> dict[int, Process]:
     return {pid: process for pid, process in _all().items() if process.state not in _ENDED}
 
 
-def unreaped(parent: int, since: int) -> set[tuple[int, int]]:
-    """Children of `parent` that started at or after `since` and have ended, and that it has not waited for."""
+class Moment:
+    """Now. The kernel dates processes by ticks of 10 ms as a rule: of those that started in the same tick the newest
+    pid tells which came later (proc(5), loadavg). Where that is not known, as in gVisor, they all count as later."""
+
+    __slots__ = ("newest", "tick")
+
+    def __init__(self) -> None:
+        self.tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+        try:
+            with open("/proc/loadavg", "rb", buffering=0) as file:  # noqa: PTH123 - as below
+                self.newest = int(file.read(256).split()[-1])
+        except (OSError, ValueError, IndexError):
+            self.newest = 0
+
+    def precedes(self, process: Process) -> bool:
+        return process.started > self.tick or (process.started == self.tick and process.pid > self.newest)
+
+
+def unreaped(parent: int, since: Moment) -> set[tuple[int, int]]:
+    """Children of `parent` that started after `since` and have ended, and that it has not waited for."""
     return {
         (process.pid, process.started)
         for process in _all().values()
-        if process.parent == parent and process.started >= since and process.state in _ENDED
+        if process.parent == parent and since.precedes(process) and process.state in _ENDED
     }
 
 
@@ -79,11 +97,6 @@ def _below(processes: dict[int, Process], below: set[int]) -> set[int]:
         if not more:
             return below
         below = below | more
-
-
-def tick() -> int:
-    """Now, as the kernel dates processes."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
 def send(pid: int, number: int) -> None:
@@ -129,9 +142,9 @@ class Ender:
         return self._end(lambda: self._doomed(keep_roots))
 
     def end_since(
-        self, tick: int, keep_roots: Iterable[int], survivor: int, ended_before: set[tuple[int, int]]
+        self, since: Moment, keep_roots: Iterable[int], survivor: int, ended_before: set[tuple[int, int]]
     ) -> list[int]:
-        """Kills what an execution started, at or after `tick`, while `survivor`, which ran it, lives on: neither
+        """Kills what an execution started, after `since`, while `survivor`, which ran it, lives on: neither
         what descends from `keep_roots` nor what was adopted. What forks too fast to be outrun takes all with
         it. Returns the survivor's children that were ended, here or by an interrupt before: they are its own to reap.
         Of those `ended_before` the interrupts the user's code may still want to know how."""
@@ -142,13 +155,13 @@ class Ender:
             doomed = {
                 pid: process
                 for pid, process in self._doomed(keep_roots).items()
-                if process.started >= tick and pid != survivor
+                if since.precedes(process) and pid != survivor
             }
             orphaned.update(pid for pid, process in doomed.items() if process.parent == survivor)
             return doomed
 
         self._end(started)
-        return sorted(orphaned | {pid for pid, _ in unreaped(survivor, tick) - ended_before})
+        return sorted(orphaned | {pid for pid, _ in unreaped(survivor, since) - ended_before})
 
     def _end(self, look: Callable[[], dict[int, Process]]) -> bool:
         """Kills what `look` finds until it finds nothing new. What was killed is not counted as multiplying while it

@@ -8,7 +8,7 @@ from __future__ import annotations
 from time import time
 
 from .memory import MemoryWatch
-from .processes import tick, unreaped
+from .processes import Moment, unreaped
 from .python_process import Interpreter
 from .run import images
 from .signals import signal
@@ -46,7 +46,7 @@ class Python:
         launcher: str,
         early: Early | None,
         end_rest: Callable[[], None],
-        end_since: Callable[[int, int, set[tuple[int, int]]], list[int]],
+        end_since: Callable[[Moment, int, set[tuple[int, int]]], list[int]],
     ) -> None:
         self._config = config
         self._loop = loop
@@ -57,7 +57,7 @@ class Python:
         self._early = early
         self._end_rest = end_rest
         self._end_since = end_since
-        self._began = 0
+        self._began = Moment()
         self._ended_before: set[tuple[int, int]] = set()
         self._interpreter: Interpreter | None = None
         self._start_timer: Timer | None = None
@@ -227,7 +227,7 @@ class Python:
             return
         self._interpreter.output.drain()  # of earlier cells' threads and children: background
         self._memory.note()
-        self._began = tick()
+        self._began = Moment()
         self._executions.began(run)
         code = run.call.get("code")
         outputs = f"{self._config.data}/.outputs"

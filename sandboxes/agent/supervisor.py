@@ -16,7 +16,7 @@ from .connections import Connection, Connections
 from .disk import BYTES_A_NAME, DiskWatch
 from .executions import Executions
 from .loop import Loop
-from .processes import Ender, send
+from .processes import Ender, Moment, send
 from .python import Python
 from .requests import Requests
 from .shells import Shells
@@ -150,7 +150,7 @@ class Supervisor:
         if not self._ender.end_all_but([*self._workers(), *self._shells.pids]):
             self._executions.note_all_ended()
 
-    def _end_started(self, since: int, survivor: int, ended_before: set[tuple[int, int]]) -> list[int]:
+    def _end_started(self, since: Moment, survivor: int, ended_before: set[tuple[int, int]]) -> list[int]:
         """An execution was stopped and its interpreter survived: what it had started does not."""
         return self._ender.end_since(since, [*self._workers(), *self._shells.pids], survivor, ended_before)
 
