@@ -246,7 +246,7 @@ class RaySettings(Group):
     node_state_dir: Path | None = Field(None, description="where nodes keep files; none: state_dir")
     relay_host: str = Field("", description="the address that nodes' relays bind; none: the one Ray knows a node by")
     relay_port: int = Field(0, ge=0, le=65535, description="their port; 0: a free one, kept over restarts")
-    fence_s: float = Field(8.0, ge=2, le=600, description="a sandbox ends itself without its NodeHost for so long")
+    fence_s: float = Field(5.0, ge=2, le=600, description="a sandbox ends itself without its NodeHost for so long")
     unused_s: float = Field(60.0, ge=5, le=86400, description="a lease in which nothing was started is given back")
     head_patience_s: float = Field(300.0, ge=30, description="without the head for so long a node ends its sandboxes")
 

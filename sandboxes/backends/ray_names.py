@@ -67,7 +67,7 @@ class LocalSettings:
     networks: frozenset[str] = frozenset()
     timeout_s: float = 120.0
     grace_s: float = 2.0
-    fence_s: float = 8.0
+    fence_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
