@@ -171,6 +171,8 @@ async def back(cluster: Cluster, replica: Replica, lost: Machine) -> None:
     await again_until(used, bool, 60, "no session came to the node that is back")
 
 
+# Open fault: after the link is back the old NodeHost may still let an old handle connect until its fence ends.
+@pytest.mark.xfail(reason="issue 11, Show 5: an old handle may connect in the seconds after the healing", strict=False)
 async def test_a_lost_link(cluster: Cluster, replica: Replica, handles: OldHandles) -> None:
     where = await spread(cluster, replica, "cut")
     lost, kept = cluster.workers
