@@ -20,13 +20,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from sandboxes.backends import bwrap_process, cgroups, proc_tree, unix_channel
 from sandboxes.backends.base import Life, Status
 from sandboxes.backends.bwrap_process import REMOVER, Patience
 from sandboxes.backends.bwrap_system import system_arguments
 from sandboxes.backends.bwrap_view import DATA, Settings, View
+from sandboxes.backends.guise import Guise
 from sandboxes.backends.owner_files import OwnerFiles, Record
 from sandboxes.backends.pidfd import Process
 from sandboxes.backends.stage import Stage
@@ -53,6 +54,7 @@ class Rights:
     uid_range: UidRange
     groups: cgroups.Hierarchies
     stage: Stage
+    guise: Guise
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Sandboxes:
             self.rights.stage.enter()
         uid = self.rights.uid_range.first if self.rights is not None else os.geteuid()
         arguments = [*self.view.arguments(Limits()), "--remount-ro", "/", "--", *PROBE]
-        said = bwrap_process.run([*self._program(uid, Limits()), *arguments], timeout_s)
+        said = bwrap_process.run([str(self.binary), *arguments], self._identity(uid), timeout_s)
         pid, *lines = said.splitlines() or [""]
         interfaces = {line.partition(":")[0].strip() for line in lines if ":" in line}
         if pid != "1" or interfaces != {"lo"}:
@@ -167,8 +169,9 @@ class Sandboxes:
             if filters is not None:
                 arguments += ["--seccomp", str(filters)]
             return bwrap_process.start(
-                self._program(record.uid, limits),
+                self.binary,
                 [*arguments, *command],
+                self._birth(record),
                 fds=fds if filters is None else (*fds, filters),
                 log=log,
                 patience=patience,
@@ -188,14 +191,25 @@ class Sandboxes:
         finally:
             os.close(descriptor)
 
+    def _identity(self, uid: int) -> bwrap_process.Birth:
+        return contextlib.nullcontext({}) if self.rights is None else self.rights.guise.worn(uid)
+
+    @contextlib.contextmanager
+    def _birth(self, record: Record) -> Iterator[dict[str, Any]]:
+        """In which bubblewrap is started: with the sandbox's uid and, where that can be, in its control group."""
+        group = self._group(record)
+        with group.entered() if group is not None else contextlib.nullcontext(), self._identity(record.uid) as identity:
+            yield identity
+
     def _admit(self, record: Record, init: Process, limits: Limits) -> Record:
         """Binds the held back PID 1: control group, limits, uid, record. Only then may it run."""
         record = record.started(init)
         if (group := self._group(record)) is not None:
             group.add(init.pid)
-        if self.rights is None:
+            group.limit_cpu(limits)
+        with self._identity(record.uid):  # a root host in a container may lack the right to limit another uid's processes
             bwrap_process.limit(init.pid, limits, processes=self.view.process_limits)
-        else:
+        if self.rights is not None:
             self.rights.uids.hold(record.uid, record.handle.sandbox_id, init)
         self.files.write(record)
         return record
@@ -203,12 +217,6 @@ class Sandboxes:
     def _shown(self, data: Path) -> contextlib.AbstractContextManager[Path]:
         """A workspace's data under a path that the sandbox's uid can reach, until bubblewrap has its own view."""
         return contextlib.nullcontext(data) if self.rights is None else self.rights.stage.showing(data)
-
-    def _program(self, uid: int, limits: Limits) -> list[str]:
-        if self.rights is None:
-            return [str(self.binary)]
-        # Before the uid is changed: a root host in a container may lack the right to limit another uid's processes.
-        return [*bwrap_process.limit_arguments(limits), *bwrap_process.identity_arguments(uid), str(self.binary)]
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -335,12 +343,11 @@ class Sandboxes:
             with self._shown(data) as source:
                 bwrap_process.run(
                     [
-                        *self._program(uid, Limits()),
-                        *REMOVER,
-                        *system_arguments(),
+                        *(str(self.binary), *REMOVER, *system_arguments()),
                         *("--bind", str(source), "/remove", "--chdir", "/remove", "--"),
                         *("find", ".", "-xdev", "-mindepth", "1", "-delete"),
                     ],
+                    self._identity(uid),
                     REMOVE_S,
                 )
         self.workspaces.removed(path)

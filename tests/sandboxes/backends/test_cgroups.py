@@ -61,6 +61,7 @@ def test_version_2_limits_and_figures(tmp_path: Path) -> None:
     own.mkdir(parents=True)
     (own / "memory.swap.max").write_text("max")
     group.make(LIMITS)
+    group.limit_cpu(LIMITS)
     assert (own / "memory.max").read_text() == str(1 << 28)
     assert (own / "memory.swap.max").read_text() == "0"
     assert (own / "cpu.max").read_text() == "150000 100000"
