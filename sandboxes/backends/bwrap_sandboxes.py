@@ -137,13 +137,19 @@ class Sandboxes:
 
     def _start(self, record: Record, spec: SandboxSpec, patience: Patience) -> Record:
         directory = self.files.directory(record.handle.key)
-        ours, theirs = socket.socketpair()
-        with ours, theirs, unix_channel.listening(directory, SOCKET) as listener, (directory / LOG).open("ab") as log:
+        (ours, theirs), early = socket.socketpair(), socket.socketpair()
+        with contextlib.ExitStack() as stack:
+            for channel in (ours, theirs, *early):
+                stack.enter_context(channel)
+            listener = stack.enter_context(unix_channel.listening(directory, SOCKET))
+            log = stack.enter_context((directory / LOG).open("ab"))
             configuration = self.view.configuration(record.handle.sandbox_id, spec, listener.fileno())
-            held = self._hold(record, spec.limits, (theirs.fileno(), listener.fileno()), log, patience)
+            command = self.view.command(theirs.fileno(), (early[0].fileno(), early[1].fileno()))
+            inside = (theirs, listener, *early)
+            held = self._hold(record, spec.limits, command, inside, log, patience)
             try:
-                theirs.close()
-                listener.close()
+                for channel in inside:
+                    channel.close()
                 record = self._admit(record, held.init, spec.limits)
                 held.release()
                 bwrap_process.deliver(configuration, ours, patience)
@@ -160,19 +166,26 @@ class Sandboxes:
         return record
 
     def _hold(
-        self, record: Record, limits: Limits, fds: tuple[int, int], log: IO[bytes], patience: Patience
+        self,
+        record: Record,
+        limits: Limits,
+        command: list[str],
+        inside: tuple[socket.socket, ...],
+        log: IO[bytes],
+        patience: Patience,
     ) -> bwrap_process.Bubblewrap:
-        """Starts bubblewrap up to where the agent would begin. `fds`: of the configuration, and of the listener."""
-        command = ["--remount-ro", "/", "--chdir", "/", "--", *self.view.command(), f"fd:{fds[0]}", "early"]
+        """Starts bubblewrap up to where `command` would begin, with the sockets of `inside`."""
+        fds = [channel.fileno() for channel in inside]
         with self._filter() as filters, self._shown(self.workspaces.data(record.handle.workspace)) as data:
             arguments = [*self.view.arguments(limits), "--bind", str(data), DATA]
             if filters is not None:
                 arguments += ["--seccomp", str(filters)]
+            arguments += ["--remount-ro", "/", "--chdir", "/", "--", *command]
             return bwrap_process.start(
                 self.binary,
-                [*arguments, *command],
+                arguments,
                 self._birth(record),
-                fds=fds if filters is None else (*fds, filters),
+                fds=fds if filters is None else [*fds, filters],
                 log=log,
                 patience=patience,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sandboxes.backends.bwrap_view import START
 from tests.sandboxes.agent.driving import Agent, Link, eventually, text
 
 SEEN = """
@@ -78,20 +80,32 @@ STATUS = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
 NO_SIGNAL = f"SigBlk:\t{0:016x}\nSigIgn:\t{0:016x}\n"
 
 
-def start(directory: Path, before: Sequence[str] = (), **config: Any) -> Agent:
+def start(directory: Path, by: str = "agent", before: Sequence[str] = (), **config: Any) -> Agent:
+    ours, theirs = socket.socketpair()
+
     def early(command: list[str], _data: Path) -> list[str]:
-        return [*before, *command, "early"]
+        if by == "agent":
+            return [*before, *command, "early"]
+        python, main, source = command[0], command[-2], command[-1]
+        return [*before, "/bin/sh", "-c", START, "sh", python, main, source, str(ours.fileno()), str(theirs.fileno())]
 
     data = {"data": str(directory / "data"), "peer_check": False}
-    return Agent(directory, wrap=early, **{**data, **config})
+    with ours, theirs:
+        return Agent(directory, wrap=early, fds=[ours.fileno(), theirs.fileno()], **{**data, **config})
 
 
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+@pytest.fixture(params=["agent", "shell"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who starts the first interpreter."""
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.delenv("LC_ALL", raising=False)
     monkeypatch.delenv("LC_CTYPE", raising=False)
-    running = start(tmp_path, limits={"open_files": 512, "disk_bytes": 1 << 30})
+    return str(request.param)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, by: str) -> Iterator[Agent]:
+    running = start(tmp_path, by, limits={"open_files": 512, "disk_bytes": 1 << 30})
     yield running
     running.close()
 
@@ -118,13 +132,8 @@ def test_what_user_code_sees_is_the_same_in_the_first_and_in_a_later_interpreter
     assert first == later
 
 
-def test_signals_that_the_host_ignores_or_blocks_are_neither_in_any_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LANG", "C.UTF-8")
-    monkeypatch.delenv("LC_ALL", raising=False)
-    monkeypatch.delenv("LC_CTYPE", raising=False)
-    agent = start(tmp_path, before=[sys.executable, "-c", IGNORING])
+def test_signals_that_the_host_ignores_or_blocks_are_neither_in_any_process(tmp_path: Path, by: str) -> None:
+    agent = start(tmp_path, by, before=[sys.executable, "-c", IGNORING])
     try:
         link = agent.claimed()
         first, pid = seen(link)
@@ -151,10 +160,10 @@ def test_no_secret_of_the_agents_is_in_the_first_interpreters_memory(agent: Agen
 
 
 def test_an_environment_that_a_running_process_cannot_take_is_given_to_an_later_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANG", "C")
-    agent = start(tmp_path)
+    agent = start(tmp_path, by)
     try:
         link = agent.claimed()
         assert "interpreter" in command_line(int(link.run("import os; os.getpid()")["value"]))
