@@ -6,10 +6,9 @@ one notices within about half a second.
 
 from __future__ import annotations
 
-import os
-
 from .loop import READ
 from .spawn import SpawnError
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

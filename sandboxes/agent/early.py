@@ -4,21 +4,22 @@ are started when they are needed (`python_process`).
 Above: the launcher (starts it, and is what it runs), `python_process` (sends it off). Below: fork(2), exec(3), `lower`,
 `interpreter`.
 
-Either the agent starts it first of all, or whoever starts the agent does: Python itself takes as long to start as all
-of ours, and then both do so at once. It is executed, so nothing of the agent's is in it, and it takes the memory that a later one takes: a sandbox whose
-memory is full can start another when it dies. It runs none of user code before it has been told what a later one is
-given at its start: descriptors, environment, directory, limits, uid. What cannot be given to a process that runs
-already (another program, variables that are read once at a start) is started anew instead. Who starts the agent so
-(`CONFIG early`) has set no_new_privs.
+Either the agent starts it first of all, or whoever starts the agent does: then Python itself, which takes as long to
+start as all of ours, is started twice at once. It is executed, so nothing of the agent's is in it, and it takes the
+memory that a later one takes: a sandbox whose memory is full can start another when it dies. It runs none of user code
+before it has been told what a later one is given at its start: descriptors, environment, directory, limits, uid. What
+cannot be given to a process that runs already (another program, variables that are read once at a start) is started
+anew instead. Who starts the agent so (`CONFIG early`) has set no_new_privs.
 """
 
 from __future__ import annotations
 
 import _socket
-import os
+import posix
 import sys
 
 from . import wire
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class Early:
     @staticmethod
     def fits(config: Config) -> bool:
         """Whether an interpreter of this configuration can be had without executing one."""
-        told, own = config.environment, os.environ
+        told = config.environment
+        own = {_text(name): _text(value) for name, value in posix.environ.items()}
         names = {name for name in (*told, *own) if name.startswith(_AT_START)}
         if any(told.get(name) != own.get(name) for name in names):
             return False
@@ -81,6 +83,10 @@ class Early:
     def dismiss(self) -> None:
         """It is not wanted: it ends by itself when this end is closed."""
         self._channel.close()
+
+
+def _text(part: bytes) -> str:
+    return part.decode("utf-8", "surrogateescape")
 
 
 def start(launcher: str) -> Early | None:
@@ -136,8 +142,10 @@ def wait(channel: int, interpret: Callable[..., None]) -> None:
 
         kernel.show()  # as what is executed after that is
     environment: dict[str, str] = told["environment"]  # type: ignore[assignment]
-    os.environ.clear()
-    os.environ.update(environment)
+    import os as whole
+
+    whole.environ.clear()
+    whole.environ.update(environment)
     _set_time_zone(environment)
     os.chdir(told["data"])  # type: ignore[arg-type]
     interpret(main, 3, told["data"], told["sites"], told["modules"])

@@ -5,6 +5,7 @@ Above: `interpreter`, after each cell, and the worker of `changes`. Both run as 
 
 from __future__ import annotations
 
+import sys
 from time import monotonic
 
 from .pristine import BUILTINS
@@ -22,6 +23,7 @@ _SCAN_S = 0.05
 _MAX_ENTRIES = 5000
 _MAX_DEPTH = 6
 _OUT_OF_DESCRIPTORS = (23, 24)  # errno.ENFILE, errno.EMFILE
+_NAMES = sys.getfilesystemencoding()
 
 
 class Look:
@@ -46,10 +48,7 @@ class Look:
             pending += [(path, depth + 1) for path in below if depth < _MAX_DEPTH]
         changed = [path for path, stamp in now.items() if self._told.get(path) != stamp]
         self._told = now
-        return [
-            {"path": os.fsencode(path).decode("utf-8", "replace"), "size": now[path][1], "at": now[path][0]}
-            for path in changed[:MAX_REPORTED]
-        ]
+        return [{"path": _shown(path), "size": now[path][1], "at": now[path][0]} for path in changed[:MAX_REPORTED]]
 
     @staticmethod
     def _list(directory: str, after: int, into: dict[str, tuple[int, int, int]]) -> tuple[list[str], int]:
@@ -74,3 +73,7 @@ class Look:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 raise
         return below, count
+
+
+def _shown(path: str) -> str:
+    return path.encode(_NAMES, "surrogateescape").decode("utf-8", "replace")

@@ -6,9 +6,9 @@ Above: `python_process`, `shells`. Below: `loop`.
 from __future__ import annotations
 
 import fcntl
-import os
 
 from .loop import READ
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 from sandboxes.backends.bwrap_system import USER
 from sandboxes.backends.cgroups import AGENT_PROCESSES
@@ -102,8 +102,20 @@ class Patience:
             raise EngineUnavailable("the sandbox did not start in time; the machine may be overloaded, try again")
 
 
-# The context in which a program is started, and what `subprocess` is told beside.
-Birth = AbstractContextManager[dict[str, Any]]
+# The context in which a program is started, and the uid that it is still to be given there, if any.
+Birth = AbstractContextManager[int | None]
+
+
+class _Identity(TypedDict, total=False):
+    """Of `subprocess`."""
+
+    user: int
+    group: int
+    extra_groups: Sequence[int]
+
+
+def _identity(uid: int | None) -> _Identity:
+    return {} if uid is None else {"user": uid, "group": uid, "extra_groups": ()}
 
 
 @dataclass(slots=True)
@@ -163,7 +175,7 @@ def start(
         # It also holds the reading end of its own pipe: were the host to die now, a broken pipe would end it before
         # it has told its child to go on, and the child would wait for ever.
         held = ("--info-fd", str(info[1]), "--sync-fd", str(info[0]), "--block-fd", str(gate[0]))
-        with birth as identity:
+        with birth as uid:
             outer = subprocess.Popen(
                 [str(program), *held, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -173,7 +185,7 @@ def start(
                 cwd="/",
                 pass_fds=(*info, gate[0], *fds),
                 start_new_session=True,
-                **identity,
+                **_identity(uid),
             )
         try:
             os.close(info.pop())
@@ -266,7 +278,7 @@ def limit(pid: int, limits: Limits, *, processes: bool) -> None:
 
 def run(command: Sequence[str], birth: Birth, timeout_s: float) -> str:
     """Runs a short command to its end; what it wrote. Raises EngineUnavailable when it fails, OSError."""
-    with birth as identity:
+    with birth as uid:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -274,7 +286,7 @@ def run(command: Sequence[str], birth: Birth, timeout_s: float) -> str:
             stderr=subprocess.STDOUT,
             env={},
             cwd="/",
-            **identity,
+            **_identity(uid),
         )
     with process:
         try:

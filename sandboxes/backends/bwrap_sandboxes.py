@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from sandboxes.backends import bwrap_process, cgroups, proc_tree, unix_channel
 from sandboxes.backends.base import Life, Status
@@ -205,14 +205,14 @@ class Sandboxes:
             os.close(descriptor)
 
     def _identity(self, uid: int) -> bwrap_process.Birth:
-        return contextlib.nullcontext({}) if self.rights is None else self.rights.guise.worn(uid)
+        return contextlib.nullcontext() if self.rights is None else self.rights.guise.worn(uid)
 
     @contextlib.contextmanager
-    def _birth(self, record: Record) -> Iterator[dict[str, Any]]:
+    def _birth(self, record: Record) -> Iterator[int | None]:
         """In which bubblewrap is started: with the sandbox's uid and, where that can be, in its control group."""
         group = self._group(record)
-        with group.entered() if group is not None else contextlib.nullcontext(), self._identity(record.uid) as identity:
-            yield identity
+        with group.entered() if group is not None else contextlib.nullcontext(), self._identity(record.uid) as uid:
+            yield uid
 
     def _admit(self, record: Record, init: Process, limits: Limits) -> Record:
         """Binds the held back PID 1: control group, limits, uid, record. Only then may it run."""
@@ -220,7 +220,8 @@ class Sandboxes:
         if (group := self._group(record)) is not None:
             group.add(init.pid)
             group.limit_cpu(limits)
-        with self._identity(record.uid):  # a root host in a container may lack the right to limit another uid's processes
+        # Of its own processes: a root host in a container may lack the right to limit another uid's.
+        with self._identity(record.uid):
             bwrap_process.limit(init.pid, limits, processes=self.view.process_limits)
         if self.rights is not None:
             self.rights.uids.hold(record.uid, record.handle.sandbox_id, init)

@@ -131,7 +131,7 @@ class Group:
             swap.write_text("0" if self.hierarchies.version == 2 else str(limit))
 
     def add(self, pid: int) -> None:
-        """Moves a process into it, unless it was born there; what it starts from now on is in it too. Raises OSError."""
+        """Moves a process into it, unless it was born there; what it starts from now on is in it. Raises OSError."""
         own = f"/{PARENT}/{self.name}"
         for root, path in self._places(Path(f"/proc/{pid}/cgroup")).items():
             if not f"/{path}".endswith(own):

@@ -3,8 +3,8 @@
 Above: the bubblewrap backend. Below: the kernel, for which credentials belong to threads, not to processes
 (credentials(7)). The C library's own functions would change those of every thread, so the calls are made by number.
 
-The thread keeps 0 as its saved uid, by which it comes back. What it executes cannot: execve(2) sets the saved ids to the
-effective ones, and without a uid 0 no capability is left but inheritable ones, which the thread gives up for good.
+The thread keeps 0 as its saved uid, by which it comes back. What it executes cannot: execve(2) sets the saved ids to
+the effective ones, and without a uid 0 no capability is left but inheritable ones, which the thread gives up for good.
 So no program need be executed to change the uid, and the host's page tables are not copied, as `Popen(user=)` does.
 """
 
@@ -15,7 +15,6 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterator
-from typing import Any
 
 # Numbers of setgroups, setresgid, setresuid.
 MACHINES = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
@@ -41,14 +40,14 @@ class Guise:
         self._dumpable = self._libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0)
 
     @contextlib.contextmanager
-    def worn(self, uid: int) -> Iterator[dict[str, Any]]:
+    def worn(self, uid: int) -> Iterator[int | None]:
         """Meanwhile the calling thread is this user, and what it executes is so for good. Raises OSError.
 
-        Yields what `subprocess` is to be told beside: on a machine whose numbers are not known here, all of it.
+        Yields the uid where it is not: on a machine whose numbers are not known here, `subprocess` is to be told.
         """
         self._give_up_inheritable()
         if self._numbers is None:
-            yield {"user": uid, "group": uid, "extra_groups": ()}
+            yield uid
             return
         setgroups, setresgid, setresuid = self._numbers
         groups, gids = os.getgroups(), os.getresgid()
@@ -56,7 +55,7 @@ class Guise:
             self._set_groups(setgroups, [])
             self._call(setresgid, uid, uid, gids[2])
             self._call(setresuid, uid, uid, 0)
-            yield {}
+            yield None
         finally:
             self._call(setresuid, 0, 0, 0)
             self._call(setresgid, *gids)

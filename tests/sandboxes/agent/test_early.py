@@ -4,8 +4,11 @@ later one, and it holds nothing of the agent's."""
 from __future__ import annotations
 
 import ast
+import posix
+import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 
 from sandboxes.backends.bwrap_view import START
-from tests.sandboxes.agent.driving import Agent, Link, eventually, text
+from tests.sandboxes.agent.driving import AGENT, Agent, Link, eventually, text
 
 SEEN = """
 import os, resource, signal, stat, sys
@@ -172,3 +175,16 @@ def test_an_environment_that_a_running_process_cannot_take_is_given_to_an_later_
         assert eventually(lambda: len(children.read_text().split()) == 1)  # the one that was not wanted is gone
     finally:
         agent.close()
+
+
+def test_the_agent_loads_only_the_c_half_of_what_takes_long_to_import() -> None:
+    """And finds in it all that it uses: a type checker takes it for the whole."""
+    whole = {"os", "stat", "signal", "socket", "struct", "termios", "selectors", "asyncio"}
+    code = f"import sys; sys.path.insert(0, {str(AGENT.parent)!r}); import agent.early, agent.supervisor; "
+    code += f"print(sorted({whole} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-I", "-B", "-S", "-c", code], text=True) == "[]\n"
+    for path in AGENT.glob("*.py"):
+        text = path.read_text()
+        if "from .system import os" in text:
+            missing = {name for name in re.findall(r"\bos\.([A-Za-z_]+)", text) if not hasattr(posix, name)}
+            assert missing == set(), path.name
