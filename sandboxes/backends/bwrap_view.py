@@ -64,9 +64,8 @@ class View:
         settings, reach = self.settings, self._reach
         arguments = [
             *NAMESPACES,
-            "--setenv",
-            "LANG",
-            VARIABLES["LANG"],
+            *("--setenv", "LANG", VARIABLES["LANG"]),
+            *("--setenv", "HOME", DATA),  # else Python asks for it, of files that it would not open otherwise
             *system_arguments(),
             *etc_arguments(reach("etc", settings.etc)),
         ]

@@ -146,7 +146,7 @@ def test_what_a_thread_starts_in_a_group_is_born_there_and_is_not_moved() -> Non
         assert found.count(f"/toolhost/{group.name}\n") == len(group.hierarchies.roots())
         assert group.processes() == [child.pid]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Path, "write_text", lambda *_: pytest.fail("it is there already"))
+            patch.setattr(cgroups, "_put", lambda *_: pytest.fail("it is there already"))
             group.add(child.pid)
         moved = subprocess.Popen(["sleep", "100"])
         group.add(moved.pid)
