@@ -176,9 +176,9 @@ def creation(
     the agent adds its own filter to it (see `configuration`)."""
     tmp_bytes, shm_bytes = tmpfs_sizes(spec.limits)
     attached = place.channel is None
-    binds = [f"{place.agent}:{AGENT}:ro", f"{place.data}:{DATA}:rw"]
+    mounts = [mount(place.agent, AGENT, read_only=True), mount(place.data, DATA)]
     if place.channel is not None:
-        binds.append(f"{place.channel}:{CHANNEL}:rw")
+        mounts.append(mount(place.channel, CHANNEL))
     return {
         "Image": image,
         # The configuration holds the nonce, so it comes neither as an argument nor in the environment, which `docker
@@ -203,7 +203,7 @@ def creation(
             "ReadonlyRootfs": True,
             "Tmpfs": {"/tmp": f"rw,noexec,nosuid,nodev,size={tmp_bytes},mode=1777"},
             "ShmSize": shm_bytes,
-            "Binds": binds,
+            "Mounts": mounts,
             "CapDrop": ["ALL"],
             "CapAdd": list(CAPABILITIES),
             "SecurityOpt": ["no-new-privileges:true"],
@@ -225,6 +225,12 @@ def creation(
             **({"Runtime": runtime} if runtime else {}),
         },
     }
+
+
+def mount(place: Path, inside: str, *, read_only: bool = False) -> dict[str, Any]:
+    """A directory of this machine in a container. Not as a text `PLACE:INSIDE`, which no colon may be in, and for which
+    the engine makes a directory where there is none."""
+    return {"Type": "bind", "Source": str(place), "Target": inside, "ReadOnly": read_only}
 
 
 def _host_processes(limits: Limits, own_kernel: bool) -> int:

@@ -40,6 +40,7 @@ from sandboxes.backends.docker_container import (
     container_name,
     creation,
     handle_of,
+    mount,
     owner_filter,
 )
 from sandboxes.backends.docker_engine import Engine, translating
@@ -416,7 +417,7 @@ class Sandboxes:
             "HostConfig": {
                 "NetworkMode": "none",
                 "ReadonlyRootfs": True,
-                "Binds": [f"{data}:{DATA}:rw"],
+                "Mounts": [mount(data, DATA)],
                 "CapDrop": ["ALL"],
                 "CapAdd": ["DAC_OVERRIDE", "FOWNER"],  # what has no mode, and what has the sticky bit
                 "SecurityOpt": ["no-new-privileges:true"],

@@ -90,7 +90,7 @@ def test_attached_container_keeps_no_log_of_what_user_code_prints() -> None:
     host = body(SandboxSpec(), Place(PLACE.agent, PLACE.data, None))["HostConfig"]
     assert isinstance(host, dict)
     assert host["LogConfig"] == {"Type": "none", "Config": {}}
-    assert not [bind for bind in host["Binds"] if "/run/toolhost" in bind]
+    assert not [mount for mount in host["Mounts"] if "/run/toolhost" in mount["Target"]]
 
 
 def test_process_limit_is_held_by_the_control_group_or_by_the_kernel_inside() -> None:

@@ -103,6 +103,14 @@ async def test_every_guarantee_is_in_what_the_engine_reports(inside: Inside) -> 
     assert found["Config"]["User"] == "0:0"
 
 
+@pytest.mark.parametrize("options", [{}, {"channel": "attach"}], ids=["socket", "attach"])
+async def test_a_state_directory_may_have_any_name(tmp_path: Path, options: dict[str, Any]) -> None:
+    directory = tmp_path / "a:b,ro ü"
+    directory.mkdir()
+    async with sandbox(directory, options) as inside:
+        assert await inside.says("open('/mnt/data/f', 'w').write('kept')") == "4"
+
+
 async def test_labels_name_owner_purpose_version_and_no_session(inside: Inside) -> None:
     labels = inside.inspect()["Config"]["Labels"]
     assert labels[f"{LABEL}owner"] == inside.place.owner.id
