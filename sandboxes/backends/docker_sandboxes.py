@@ -155,7 +155,7 @@ class Sandboxes:
             image = self._engine.client(CALL_S).inspect_image(self._settings.image)
         except errors.ImageNotFound:
             raise EnvironmentMissing(
-                f"the engine has no image {self._settings.image}: run: toolhost setup --docker"
+                f"the engine has no image {self._settings.image}: run: {docker_probe.how_to_get(self._settings.image)}"
             ) from None
         for entry in image["Config"].get("Env") or []:
             name, _, value = entry.partition("=")
