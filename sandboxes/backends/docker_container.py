@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.agent import wire
+from sandboxes.agent.disk import BYTES_A_NAME
 from sandboxes.errors import IsolationUnavailable
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, Limits, SandboxSpec
@@ -38,6 +39,7 @@ SENTRY_FACTOR = 4
 # tmpfs pages count as the container's memory and cannot be reclaimed: a full one must leave PID 1 this much.
 SPARE_BYTES = 64 << 20
 SMALLEST_BYTES = SPARE_BYTES + (16 << 20)
+FEWEST_NAMES = 256
 MAX_CONFIGURATION = 60_000  # what a pipe holds, and some
 VARIABLES = {"HOME": DATA, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "user", "MPLBACKEND": "Agg"}
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -201,7 +203,7 @@ def creation(
         "HostConfig": {
             "NetworkMode": network,
             "ReadonlyRootfs": True,
-            "Tmpfs": {"/tmp": f"rw,noexec,nosuid,nodev,size={tmp_bytes},mode=1777"},
+            "Tmpfs": {"/tmp": _in_memory(tmp_bytes), "/dev/shm": _in_memory(shm_bytes)},
             "ShmSize": shm_bytes,
             "Mounts": mounts,
             "CapDrop": ["ALL"],
@@ -225,6 +227,12 @@ def creation(
             **({"Runtime": runtime} if runtime else {}),
         },
     }
+
+
+def _in_memory(size: int) -> str:
+    """The options of a directory that is kept in memory. Empty files fill that too, about 1 KiB each: there may be one
+    for every 16 KiB, as in the data directory (runsc counts none: there its own memory limit comes first)."""
+    return f"rw,noexec,nosuid,nodev,size={size},nr_inodes={max(size // BYTES_A_NAME, FEWEST_NAMES)},mode=1777"
 
 
 def mount(place: Path, inside: str, *, read_only: bool = False) -> dict[str, Any]:

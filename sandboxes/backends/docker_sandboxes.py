@@ -323,8 +323,8 @@ class Sandboxes:
     def require_running(self, handle: Handle) -> None:
         state = self._state(handle)
         if state is None or not state["Running"]:
-            ended = "is gone" if state is None else f"has ended ({_ending(state)})"
-            raise StateLost(f"the sandbox {ended}", sandbox=handle.sandbox_id)
+            ended = "was removed" if state is None else f"has ended ({_ending(state)})"
+            raise StateLost(f"its container {ended}", sandbox=handle.sandbox_id)
 
     def poll(self, handle: Handle) -> Status:
         state = self._state(handle)
