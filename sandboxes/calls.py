@@ -470,12 +470,12 @@ class Calls:
                 outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
             except StateLost as error:
                 await keeper.records.looked(session, error)
-                outcome = self._lost(session, run, error, [])
+                outcome = self._lost(session, run, error, _Heard())
             except ChannelLost as error:
                 if session.phase not in OVER:
                     session.astray.add(run.attempt_id)
                     raise
-                outcome = self._lost(session, run, error, [])
+                outcome = self._lost(session, run, error, _Heard())
             except AttemptUnknown:
                 if await keeper.store.attempt(session.key, run.attempt_id) is not None:
                     raise NotReached from None
@@ -569,7 +569,7 @@ class _Heard:
     """What was heard of a call while it ran: all that there is of it when its sandbox is lost. A hostile agent fills no
     memory with it."""
 
-    def __init__(self, cap: int) -> None:
+    def __init__(self, cap: int = 0) -> None:
         self._room = cap
         self._pieces: list[str] = []
         self.sequence: int | None = None

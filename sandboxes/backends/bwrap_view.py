@@ -69,14 +69,18 @@ class View:
             *etc_arguments(reach("etc", settings.etc)),
         ]
         arguments += ["--proc", "/proc", "--dev", "/dev"]
-        arguments += ["--perms", "1777", "--size", str(limits.shm_bytes), "--tmpfs", "/dev/shm"]
-        arguments += ["--remount-ro", "/dev"]
-        arguments += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]
+        arguments += [*self._in_memory("shm", limits.shm_bytes), "/dev/shm", "--remount-ro", "/dev"]
+        arguments += [*self._in_memory("tmp", limits.tmp_bytes), "/tmp"]
         for directory in settings.environment.directories:
             arguments += ["--perms", "0755", "--dir", str(directory)]
         for name, mount in settings.mounts().items():
             arguments += ["--ro-bind", str(reach(name, mount.source)), str(mount.target)]
         return [*arguments, "--ro-bind", str(reach("agent", settings.agent)), AGENT]
+
+    def _in_memory(self, name: str, size: int) -> list[str]:
+        if self.stage is not None:
+            return ["--bind", str(self.stage.path(name))]
+        return ["--perms", "1777", "--size", str(size), "--tmpfs"]
 
     def _reach(self, name: str, source: Path) -> Path:
         return source if self.stage is None else self.stage.path(name)

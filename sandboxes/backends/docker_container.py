@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.agent import wire
-from sandboxes.agent.disk import BYTES_A_NAME
+from sandboxes.backends.tmpfs import tmpfs_options
 from sandboxes.errors import IsolationUnavailable
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, Limits, SandboxSpec
@@ -39,7 +39,6 @@ SENTRY_FACTOR = 4
 # tmpfs pages count as the container's memory and cannot be reclaimed: a full one must leave PID 1 this much.
 SPARE_BYTES = 64 << 20
 SMALLEST_BYTES = SPARE_BYTES + (16 << 20)
-FEWEST_NAMES = 256
 MAX_CONFIGURATION = 60_000  # what a pipe holds, and some
 VARIABLES = {"HOME": DATA, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "user", "MPLBACKEND": "Agg"}
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -177,6 +176,10 @@ def creation(
     """The body of the engine's "create a container". The default seccomp profile applies because none is named;
     the agent adds its own filter to it (see `configuration`)."""
     tmp_bytes, shm_bytes = tmpfs_sizes(spec.limits)
+
+    def in_memory(size: int) -> str:
+        return f"rw,noexec,nosuid,nodev,{tmpfs_options(size)}"
+
     attached = place.channel is None
     mounts = [mount(place.agent, AGENT, read_only=True), mount(place.data, DATA)]
     if place.channel is not None:
@@ -203,7 +206,7 @@ def creation(
         "HostConfig": {
             "NetworkMode": network,
             "ReadonlyRootfs": True,
-            "Tmpfs": {"/tmp": _in_memory(tmp_bytes), "/dev/shm": _in_memory(shm_bytes)},
+            "Tmpfs": {"/tmp": in_memory(tmp_bytes), "/dev/shm": in_memory(shm_bytes)},
             "ShmSize": shm_bytes,
             "Mounts": mounts,
             "CapDrop": ["ALL"],
@@ -227,12 +230,6 @@ def creation(
             **({"Runtime": runtime} if runtime else {}),
         },
     }
-
-
-def _in_memory(size: int) -> str:
-    """The options of a directory that is kept in memory. Empty files fill that too, about 1 KiB each: there may be one
-    for every 16 KiB, as in the data directory (runsc counts none: there its own memory limit comes first)."""
-    return f"rw,noexec,nosuid,nodev,size={size},nr_inodes={max(size // BYTES_A_NAME, FEWEST_NAMES)},mode=1777"
 
 
 def mount(place: Path, inside: str, *, read_only: bool = False) -> dict[str, Any]:
