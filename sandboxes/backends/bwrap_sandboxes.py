@@ -29,8 +29,8 @@ from sandboxes.backends.bwrap_system import system_arguments
 from sandboxes.backends.bwrap_view import DATA, Settings, View
 from sandboxes.backends.owner_files import OwnerFiles, Record
 from sandboxes.backends.pidfd import Process
-from sandboxes.backends.stage import Stage
-from sandboxes.backends.tmpfs import tmpfs_options
+from sandboxes.backends.stage import IN_MEMORY, Stage
+from sandboxes.backends.tmpfs import tmpfs_options, tmpfs_sizes
 from sandboxes.backends.uids import UidRange, Uids
 from sandboxes.backends.workspaces import Workspaces
 from sandboxes.errors import BackendError, EngineUnavailable, EnvironmentMissing, NoCapacity, StateLost
@@ -206,9 +206,9 @@ class Sandboxes:
         `limits`, directories in memory too."""
         if self.rights is None:
             return contextlib.nullcontext(data)
-        in_memory = {}
+        in_memory: dict[str, str] = {}
         if limits is not None:
-            in_memory = {"tmp": tmpfs_options(limits.tmp_bytes), "shm": tmpfs_options(limits.shm_bytes)}
+            in_memory = dict(zip(IN_MEMORY, map(tmpfs_options, tmpfs_sizes(limits)), strict=True))
         return self.rights.stage.showing(data, in_memory)
 
     def _program(self, uid: int, limits: Limits) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from sandboxes.backends.bwrap_process import NAMESPACES
 from sandboxes.backends.bwrap_system import etc_arguments, system_arguments
 from sandboxes.backends.stage import Stage
+from sandboxes.backends.tmpfs import tmpfs_sizes
 from sandboxes.environment import Environment, Mount
 from sandboxes.owner import Owner
 from sandboxes.spec import Limits, SandboxSpec
@@ -69,8 +70,9 @@ class View:
             *etc_arguments(reach("etc", settings.etc)),
         ]
         arguments += ["--proc", "/proc", "--dev", "/dev"]
-        arguments += [*self._in_memory("shm", limits.shm_bytes), "/dev/shm", "--remount-ro", "/dev"]
-        arguments += [*self._in_memory("tmp", limits.tmp_bytes), "/tmp"]
+        tmp_bytes, shm_bytes = tmpfs_sizes(limits)
+        arguments += [*self._in_memory("shm", shm_bytes), "/dev/shm", "--remount-ro", "/dev"]
+        arguments += [*self._in_memory("tmp", tmp_bytes), "/tmp"]
         for directory in settings.environment.directories:
             arguments += ["--perms", "0755", "--dir", str(directory)]
         for name, mount in settings.mounts().items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.agent import wire
-from sandboxes.backends.tmpfs import tmpfs_options
+from sandboxes.backends.tmpfs import LEAST_BYTES, SPARE_BYTES, tmpfs_options, tmpfs_sizes
 from sandboxes.errors import IsolationUnavailable
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, Limits, SandboxSpec
@@ -37,8 +37,7 @@ SPARE_PROCESSES = 8
 SENTRY_PROCESSES = 512
 SENTRY_FACTOR = 4
 # tmpfs pages count as the container's memory and cannot be reclaimed: a full one must leave PID 1 this much.
-SPARE_BYTES = 64 << 20
-SMALLEST_BYTES = SPARE_BYTES + (16 << 20)
+SMALLEST_BYTES = SPARE_BYTES + LEAST_BYTES
 MAX_CONFIGURATION = 60_000  # what a pipe holds, and some
 VARIABLES = {"HOME": DATA, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "user", "MPLBACKEND": "Agg"}
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -97,20 +96,6 @@ def handle_of(container: str, found: Mapping[str, str]) -> Handle:
         workspace=found[f"{LABEL}workspace"],
         created_at=float(found[f"{LABEL}created"]),
     )
-
-
-def tmpfs_sizes(limits: Limits) -> tuple[int, int]:
-    """Bytes for /tmp and /dev/shm that, both full, leave PID 1 its spare memory. Raises IsolationUnavailable."""
-    if limits.memory_bytes < SMALLEST_BYTES:
-        raise IsolationUnavailable(
-            f"a memory limit of {limits.memory_bytes >> 20} MiB leaves no room for a sandbox: "
-            f"set at least {SMALLEST_BYTES >> 20} MiB"
-        )
-    room = limits.memory_bytes - SPARE_BYTES
-    wanted = limits.tmp_bytes + limits.shm_bytes
-    if wanted <= room:
-        return limits.tmp_bytes, limits.shm_bytes
-    return limits.tmp_bytes * room // wanted, limits.shm_bytes * room // wanted
 
 
 def configuration(
@@ -174,7 +159,12 @@ def creation(
     network: str,
 ) -> dict[str, Any]:
     """The body of the engine's "create a container". The default seccomp profile applies because none is named;
-    the agent adds its own filter to it (see `configuration`)."""
+    the agent adds its own filter to it (see `configuration`). Raises IsolationUnavailable."""
+    if spec.limits.memory_bytes < SMALLEST_BYTES:
+        raise IsolationUnavailable(
+            f"a memory limit of {spec.limits.memory_bytes >> 20} MiB leaves no room for a sandbox: "
+            f"set at least {SMALLEST_BYTES >> 20} MiB"
+        )
     tmp_bytes, shm_bytes = tmpfs_sizes(spec.limits)
 
     def in_memory(size: int) -> str:

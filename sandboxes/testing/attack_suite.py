@@ -348,6 +348,15 @@ class AttackSuite:
         assert re.search("No space left on device|MemoryError", text_of(outcome)), outcome
         assert text_of(await run(at, f"import os\nos.remove('{place}/big')\nwritten < 64 << 20")) == "True"
 
+    async def test_full_directories_in_memory_leave_room_for_the_next_call(self, host: SuiteHost) -> None:
+        host.spec = dataclasses.replace(host.spec, limits=dataclasses.replace(host.spec.limits, memory_bytes=128 << 20))
+        async with host.manager() as manager:
+            at = attach(manager, "a")
+            for place in ("/tmp", "/dev/shm"):
+                await run(at, f"with open('{place}/full', 'wb') as file:\n    while True: file.write(bytes(1 << 20))")
+            await run(at, "import os\nos._exit(0)")
+            assert text_of(await run(at, "6 * 7")) == "42"
+
     @pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
     async def test_empty_files_in_memory_leave_room_for_the_next_call(self, host: SuiteHost, place: str) -> None:
         async with host.manager() as manager:
@@ -356,7 +365,7 @@ class AttackSuite:
             outcome = await run(at, fill, timeout_s=60)
             if manager._backend.differences.isdisjoint({"memory-limit-per-process", "memory-limit-ends-sandbox"}):
                 assert "No space left on device" in text_of(outcome), outcome
-            await run(at, "os._exit(0)")
+            await run(at, "import os\nos._exit(0)")
             assert text_of(await run(at, "6 * 7")) == "42"
 
     async def test_filling_the_disk_ends_the_call_and_the_next_can_delete(self, host: SuiteHost) -> None:

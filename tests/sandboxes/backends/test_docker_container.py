@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sandboxes.backends.docker_container import (
     LABEL,
     SMALLEST_BYTES,
-    SPARE_BYTES,
     Identity,
     Place,
     configuration,
@@ -20,8 +19,8 @@ from sandboxes.backends.docker_container import (
     creation,
     handle_of,
     labels,
-    tmpfs_sizes,
 )
+from sandboxes.backends.tmpfs import SPARE_BYTES, tmpfs_sizes
 from sandboxes.errors import IsolationUnavailable
 from sandboxes.owner import Owner
 from sandboxes.spec import Limits, SandboxSpec
@@ -58,7 +57,7 @@ def test_sizes_that_fit_are_kept() -> None:
 
 def test_memory_limit_that_leaves_no_room_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(IsolationUnavailable, match="at least 80 MiB"):
-        tmpfs_sizes(Limits(memory_bytes=SMALLEST_BYTES - 1))
+        body(SandboxSpec(limits=Limits(memory_bytes=SMALLEST_BYTES - 1)))
 
 
 def test_nonce_is_nowhere_in_what_the_engine_is_told() -> None:
