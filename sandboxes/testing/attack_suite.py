@@ -349,7 +349,8 @@ class AttackSuite:
         assert text_of(await run(at, f"import os\nos.remove('{place}/big')\nwritten < 64 << 20")) == "True"
 
     async def test_full_directories_in_memory_leave_room_for_the_next_call(self, host: SuiteHost) -> None:
-        host.spec = dataclasses.replace(host.spec, limits=dataclasses.replace(host.spec.limits, memory_bytes=128 << 20))
+        small = dataclasses.replace(host.spec.limits, memory_bytes=128 << 20, tmp_bytes=128 << 20, shm_bytes=64 << 20)
+        host.spec = dataclasses.replace(host.spec, limits=small)
         async with host.manager() as manager:
             at = attach(manager, "a")
             for place in ("/tmp", "/dev/shm"):
