@@ -4,11 +4,7 @@ later one, and it holds nothing of the agent's."""
 from __future__ import annotations
 
 import ast
-import posix
-import re
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from sandboxes.backends.bwrap_view import START
-from tests.sandboxes.agent.driving import AGENT, Agent, Link, eventually, text
+from tests.sandboxes.agent.driving import Agent, Link, eventually, text
 
 SEEN = """
 import os, resource, signal, stat, sys
@@ -88,37 +83,25 @@ STATUS = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
 
 
 def masks(status: str) -> list[int]:
-    """The blocked and the ignored signals of a status, without the C library's own, which it sets as it needs them."""
+    """The blocked and the ignored signals of a status, but for the C library's own: it sets them when it needs them."""
     settable = sum(1 << (number - 1) for number in signal.valid_signals())
     return [int(line.split()[1], 16) & settable for line in status.splitlines()]
 
 
-def start(directory: Path, by: str = "agent", before: Sequence[str] = (), **config: Any) -> Agent:
-    ours, theirs = socket.socketpair()
-
+def start(directory: Path, before: Sequence[str] = (), **config: Any) -> Agent:
     def early(command: list[str], _data: Path) -> list[str]:
-        if by == "agent":
-            return [*before, *command, "early"]
-        python, main, source = command[0], command[-2], command[-1]
-        return [*before, "/bin/sh", "-c", START, "sh", python, main, source, str(ours.fileno()), str(theirs.fileno())]
+        return [*before, *command, "early"]
 
     data = {"data": str(directory / "data"), "peer_check": False}
-    with ours, theirs:
-        return Agent(directory, wrap=early, fds=[ours.fileno(), theirs.fileno()], **{**data, **config})
-
-
-@pytest.fixture(params=["agent", "shell"])
-def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who starts the first interpreter."""
-    monkeypatch.setenv("LANG", "C.UTF-8")
-    monkeypatch.delenv("LC_ALL", raising=False)
-    monkeypatch.delenv("LC_CTYPE", raising=False)
-    return str(request.param)
+    return Agent(directory, wrap=early, **{**data, **config})
 
 
 @pytest.fixture
-def agent(tmp_path: Path, by: str) -> Iterator[Agent]:
-    running = start(tmp_path, by, limits={"open_files": 512, "disk_bytes": 1 << 30})
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.delenv("LC_ALL", raising=False)
+    monkeypatch.delenv("LC_CTYPE", raising=False)
+    running = start(tmp_path, limits={"open_files": 512, "disk_bytes": 1 << 30})
     yield running
     running.close()
 
@@ -145,8 +128,13 @@ def test_what_user_code_sees_is_the_same_in_the_first_and_in_a_later_interpreter
     assert first == later
 
 
-def test_signals_that_the_host_ignores_or_blocks_are_neither_in_any_process(tmp_path: Path, by: str) -> None:
-    agent = start(tmp_path, by, before=[sys.executable, "-c", IGNORING])
+def test_signals_that_the_host_ignores_or_blocks_are_neither_in_any_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.delenv("LC_ALL", raising=False)
+    monkeypatch.delenv("LC_CTYPE", raising=False)
+    agent = start(tmp_path, before=[sys.executable, "-c", IGNORING])
     try:
         link = agent.claimed()
         first, pid = seen(link)
@@ -174,10 +162,10 @@ def test_no_secret_of_the_agents_is_in_the_first_interpreters_memory(agent: Agen
 
 
 def test_an_environment_that_a_running_process_cannot_take_is_given_to_an_later_one(
-    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANG", "C")
-    agent = start(tmp_path, by)
+    agent = start(tmp_path)
     try:
         link = agent.claimed()
         assert "interpreter" in command_line(int(link.run("import os; os.getpid()")["value"]))
@@ -186,16 +174,3 @@ def test_an_environment_that_a_running_process_cannot_take_is_given_to_an_later_
         assert eventually(lambda: len(children.read_text().split()) == 1)  # the one that was not wanted is gone
     finally:
         agent.close()
-
-
-def test_the_agent_loads_only_the_c_half_of_what_takes_long_to_import() -> None:
-    """And finds in it all that it uses: a type checker takes it for the whole."""
-    whole = {"os", "stat", "signal", "socket", "struct", "termios", "selectors", "asyncio"}
-    code = f"import sys; sys.path.insert(0, {str(AGENT.parent)!r}); import agent.early, agent.supervisor; "
-    code += f"print(sorted({whole} & set(sys.modules)))"
-    assert subprocess.check_output([sys.executable, "-I", "-B", "-S", "-c", code], text=True) == "[]\n"
-    for path in AGENT.glob("*.py"):
-        text = path.read_text()
-        if "from .system import os" in text:
-            missing = {name for name in re.findall(r"\bos\.([A-Za-z_]+)", text) if not hasattr(posix, name)}
-            assert missing == set(), path.name
