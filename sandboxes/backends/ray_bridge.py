@@ -89,6 +89,14 @@ class Bridge:
             )
         )
 
+    def dead(self, nodes: list[str]) -> list[str]:
+        """Those of the nodes that the head has declared dead. What it does not know at all is not among them."""
+        import ray
+
+        asked = set(nodes)
+        known = ray.nodes()  # type: ignore[no-untyped-call]
+        return [str(node["NodeID"]) for node in known if node["NodeID"] in asked and not node["Alive"]]
+
     def lease(self, name: str, avoid: list[str]) -> dict[str, Any]:
         """The lease of that name, made where there is none: its id, its node, and whether this call made it.
 
@@ -140,6 +148,8 @@ class Bridge:
         """The lease of that name: its id, its state, and its node ("" while it is on its way to another)."""
         from ray.util.placement_group import get_placement_group, placement_group_table
 
+        from sandboxes.backends.ray_host import placed_at
+
         try:
             group = get_placement_group(name)
         except ValueError:
@@ -148,8 +158,7 @@ class Bridge:
         state = str(table.get("state"))
         if state == "REMOVED":
             return None
-        node = table.get("bundles_to_node_id", {}).get(0, "") if state == "CREATED" else ""
-        return {"lease": group.id.hex(), "state": state, "node": node}
+        return {"lease": group.id.hex(), "state": state, "node": placed_at(table)}
 
     def remove(self, lease: str) -> None:
         """Gives a lease back whose node is gone, or that never had one. Others are their node's to release."""
@@ -248,7 +257,7 @@ def serve(connection: socket.socket) -> None:
     """Until the other end closes."""
     bridge = Bridge()
     calls: dict[str, Callable[..., Any]] = {
-        name: getattr(bridge, name) for name in ("start", "nodes", "lease", "find", "remove")
+        name: getattr(bridge, name) for name in ("start", "nodes", "dead", "lease", "find", "remove")
     }
     sending = threading.Lock()
 

@@ -101,6 +101,10 @@ class Leases:
         found = await self._call("nodes", CALL_S, again=list(again), renew=renew)
         return [node for node in found if isinstance(node, dict)]
 
+    async def dead(self, nodes: Sequence[str]) -> list[str]:
+        """Those of the nodes, by id, that the head has declared dead."""
+        return [str(node) for node in await self._call("dead", CALL_S, nodes=list(nodes))]
+
     async def lease(self, name: str, avoid: Sequence[str] = ()) -> Lease:
         """Raises NoCapacity, LeaseGone (ask again), EngineUnavailable."""
         found = await self._call("lease", LEASE_S, name=name, avoid=list(avoid))
