@@ -25,7 +25,7 @@ from sandboxes.backends.ray_names import NAME, NodeInfo, NodeSettings, Place, le
 from sandboxes.backends.ray_node import spec_fields
 from sandboxes.backends.ray_nodes import Entry, Nodes
 from sandboxes.backends.ray_peer import Unreachable
-from sandboxes.backends.ray_wire import Draining, LeaseGone, NotReady
+from sandboxes.backends.ray_wire import Draining, LeaseGone, NotAdmitted, NotReady
 from sandboxes.errors import BackendError, EngineUnavailable, NodeGone, SandboxError, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, SandboxSpec, Usage
@@ -103,6 +103,8 @@ class RayBackend(Backend):
                 return await self._nodes.problems()
             finally:
                 await self.close()
+        except NotAdmitted as error:
+            return [Problem(error.message, "or see docs/cluster.md: the same on every machine", fatal=True)]
         except BackendError as error:
             mend = "see that Ray runs on this machine (`ray status`), and the settings in [ray]; docs/cluster.md"
             return [Problem(error.message, mend, fatal=True)]
