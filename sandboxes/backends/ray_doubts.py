@@ -15,7 +15,7 @@ from sandboxes.backends.ray_names import SHORT, Place, lease_name
 from sandboxes.errors import SandboxError
 from sandboxes.owner import Owner
 
-HEAD_S = 1.0
+HEAD_S = 2.0
 
 
 class Doubts:
