@@ -60,7 +60,7 @@ class Nodes:
         self._entries: dict[str, Entry] = {}
         self._seen: dict[str, tuple[str, int]] = {}  # host and raylet's port of every life of a node, by short id
         self._peers: dict[Place, Peer] = {}
-        self._missing: dict[str, Place] = {}  # nodes that the head has not named any more, by id
+        self._lives: dict[str, Place] = {}  # where each node was last, by id, until the head does not name it any more
         self._over = Over(owner, patience_s)
         self._task: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
@@ -253,10 +253,7 @@ class Nodes:
             self._seen[entry.id[:SHORT]] = (entry.host, entry.raylet)
         while len(self._seen) > FORGET:
             del self._seen[next(iter(self._seen))]
-        there = {entry.id for entry in entries}
-        for entry in self._entries.values():
-            if entry.id not in there and entry.place is not None:
-                self._missing[entry.id] = entry.place
+        self._lives |= {entry.id: entry.place for entry in entries if entry.place is not None}
         # Who is there is known now; what each says of itself may take a while.
         self._entries = {entry.id: self._as_before(entry) for entry in entries}
         self.fresh = True
@@ -267,13 +264,15 @@ class Nodes:
             await self._peers.pop(place).close()
 
     async def _tell_those_that_are_over(self) -> None:
-        if not self._missing:
+        missing = [ident for ident in self._lives if ident not in self._entries]
+        if not missing:
             return
-        with contextlib.suppress(SandboxError):  # the next refresh
-            dead = await self._leases.dead(list(self._missing))
-            missing, self._missing = self._missing, {}
-            for ident in dead:
-                self._over.tell(missing[ident])
+        with contextlib.suppress(SandboxError):  # the next refresh asks again
+            dead = await self._leases.dead(missing)
+            for ident in missing:
+                place = self._lives.pop(ident)
+                if ident in dead:
+                    self._over.tell(place)
 
     def _read(self, fields: dict[str, Any]) -> Entry:
         place = fields.get("place")

@@ -41,6 +41,7 @@ class Head(Leases):
         self.known: dict[str, tuple[str, str]] = {}  # name → id and node of a lease
         self.alive: dict[str, Node] = {}
         self.given_up: dict[str, Node] = {}
+        self.silent: set[str] = set()  # nodes that do not answer it
         self.raylets: dict[str, asyncio.Server] = {}
         self.down = False
         self.asked = 0  # where a lease is
@@ -67,7 +68,7 @@ class Head(Leases):
                 "host": "127.0.0.1",
                 "raylet": self.raylets[ident].sockets[0].getsockname()[1],
                 "capacity": self.capacity,
-                "place": str(node.place),
+                "place": None if ident in self.silent else str(node.place),
                 "problem": node.problem,
             }
             for ident, node in self.alive.items()
@@ -357,6 +358,8 @@ async def test_a_node_that_the_head_has_declared_dead_is_told_and_ends_its_sandb
     handle, kept = await launch(backend, 1), await launch(backend, 2)
     known = set(cluster.head.known)
     lost = cluster.node_of(handle)
+    cluster.head.silent.add(lost)
+    await backend._nodes.refresh()
     cluster.head.give_up(lost)
     await backend._nodes.refresh()
     async with asyncio.timeout(SOON_S):
