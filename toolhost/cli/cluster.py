@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from sandboxes.backends.ray_names import RESOURCE, NodeInfo
+from sandboxes.backends.ray_wire import NotAdmitted
 from sandboxes.errors import EngineUnavailable, SandboxError
 from sandboxes.owner import Owner
 from toolhost.backends import ray_address, sessions_that_fit
@@ -262,8 +263,7 @@ def _ask(settings: Settings, work: Coroutine[Any, Any, T]) -> T:
             here.reach(head)
             return asyncio.run(work)
         except EngineUnavailable as error:
-            refused = any(word in error.message for word in ("the token", "versions differ"))
-            fail(error.message, REFUSED if refused else UNREACHABLE)
+            fail(error.message, REFUSED if isinstance(error, NotAdmitted) else UNREACHABLE)
         except SandboxError as error:
             fail(error.message, NOTHING)
         except ConfigurationError as error:
