@@ -5,7 +5,6 @@ Above: the command table. Below: `config`, `gateway`, `serve` (how a server runs
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import importlib.util
 import logging
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toolhost import telemetry
+from toolhost import interrupts, telemetry
 from toolhost.auth import Authenticator
 from toolhost.cli.checks import fail
 from toolhost.cli.serve import listening, run_until_stopped
@@ -96,7 +95,7 @@ def _launch(settings: Settings, listener: socket.socket) -> int:
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its clients log what is reported as a result here
     auth = Authenticator(settings)  # before anything else: an open bind must not start at all
     try:
-        tools = asyncio.run(connect_tools(settings.gateway))
+        tools = interrupts.run(connect_tools(settings.gateway))
         made = assemble(settings.gateway, settings.state_dir, tools)
 
         async def opening() -> None:
