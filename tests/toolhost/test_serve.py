@@ -203,6 +203,12 @@ async def test_a_second_host_on_one_state_directory_is_refused(tmp_path: Path) -
     assert "--state-dir" in error
 
 
+async def test_a_state_directory_that_cannot_be_used_is_not_taken_for_another_hosts() -> None:
+    error = await refused("--listen", "127.0.0.1:0", "--state-dir", "/proc/self")
+    assert "another host" not in error
+    assert "/proc/self cannot be used" in error
+
+
 async def test_settings_that_cannot_be_used_are_named_with_their_place(tmp_path: Path) -> None:
     assert "cannot read settings file" in await refused("--config", str(tmp_path / "missing.toml"))
     broken = tmp_path / "broken.toml"

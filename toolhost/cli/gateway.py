@@ -41,7 +41,11 @@ def gateway(
         str | None, typer.Option(metavar="URL", help="redis://HOST:PORT/0 for several gateways. Default a file.")
     ] = None,
     keys_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keys for reasoning that clients keep; shared by replicas.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keys, shared by replicas, for reasoning that clients keep.",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The store's file and the keys.")] = None,
