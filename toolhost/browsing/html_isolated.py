@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 
+from toolhost.browsing.crowds import crowded
 from toolhost.browsing.errors import FetchError
 from toolhost.browsing.html import RenderedHtml
 from toolhost.browsing.worker import Worker
@@ -17,17 +18,10 @@ from toolhost.browsing.worker import Worker
 # Up to these a page costs at most about half a second and a few hundred megabytes, whatever is in it.
 MAX_TAGS = 20_000
 MAX_REOPENED = 2_000_000
-MAX_ATTRIBUTES = 1000
+MAX_STEPS = 50_000  # of looking for attributes that hide: a tenth of a second
 MAX_CHARACTERS = 2_000_000
 MEMORY_BYTES = 2 * 1024 * 1024 * 1024
 _TAG = re.compile(r"<[a-zA-Z]")
-# An attribute as the standard's tokenizer reads it. Comments and scripts are not known, so a quotation mark there seems
-# to open a value: a short bound keeps such a value from hiding much; a longer one is then counted by its words.
-_ATTRIBUTE = r"[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:\"[^\"]{bound}\"|'[^']{bound}'|[^\s>\"'][^\s>]*+)?+)?+"
-_BOUNDED = _ATTRIBUTE.replace("{bound}", "{0,4096}+")
-_WHOLE = _ATTRIBUTE.replace("{bound}", "*+")
-_CROWDED = re.compile(rf"<[a-zA-Z][^\s/>]*+(?:{_BOUNDED}){{0,{MAX_ATTRIBUTES}}}+({_BOUNDED})?+")
-_REST = re.compile(rf"(<[a-zA-Z][^\s/>]*+(?:{_WHOLE}){{0,{MAX_ATTRIBUTES}}}+)(?:{_WHOLE})*+")
 _FORMATTING = re.compile(r"<(?:a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)[\s>/]", re.IGNORECASE)
 
 
@@ -36,15 +30,10 @@ def is_risky(source: str) -> bool:
     if len(source) > MAX_CHARACTERS:
         return True
     tags = sum(1 for _ in _TAG.finditer(source))
-    if tags > MAX_TAGS or any(match.lastindex for match in _CROWDED.finditer(source)):
+    if tags > MAX_TAGS or crowded(source, MAX_STEPS):
         return True
     formatting = sum(1 for _ in _FORMATTING.finditer(source))
     return formatting * (tags - formatting) > MAX_REOPENED
-
-
-def without_crowds(source: str) -> str:
-    """`source` with the first MAX_ATTRIBUTES attributes of each tag."""
-    return _REST.sub(r"\1", source)
 
 
 def html_worker(source: str, url: str, schemes: frozenset[str], seconds: float) -> Worker:
