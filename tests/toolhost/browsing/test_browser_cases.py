@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import encodings
+import pkgutil
 import re
 import time
 from pathlib import Path
@@ -438,9 +440,13 @@ class TestDocuments:
         body = "<meta charset='utf-8'>Привет".encode("koi8-r")
         assert "Привет" in self.page(body, "text/html", "koi8-r").text
 
-    @pytest.mark.parametrize("label", ["hex", "zlib", "idna", "rot13", "no-such", "x" * 500])
+    @pytest.mark.parametrize("label", ["hex", "zlib", "idna", "rot13", "undefined", "utf-7", "no-such", "x" * 500])
     def test_a_hostile_charset_label_is_no_codec(self, label: str) -> None:
-        assert "text" in self.page(b"<p>text", "text/html", label).text
+        assert "text +ADw-" in self.page(b"<p>text +ADw-", "text/html", label).text
+
+    def test_no_codec_of_python_that_a_page_names_fails(self) -> None:
+        for module in pkgutil.iter_modules(encodings.__path__):
+            assert self.page(b"<p>" + bytes(range(128, 256)), "text/html", module.name).lines
 
     @pytest.mark.parametrize(
         ("body", "content_type", "reason"),
