@@ -1,9 +1,9 @@
 """Which HTML is read in a process of its own, and how.
 
-The HTML standard's parsing algorithm is quadratic in places: each tag, of an element's end too, may look through all open
-elements, an unclosed formatting element is opened again in every later block and compared with all before it, a list of
-choices is looked through for each of them, and each attribute's name is compared with all before it in its tag. A page
-may cost gigabytes and minutes that way.
+The HTML standard's parsing algorithm is quadratic in places: each tag, of an element's end too, may look through all
+open elements, an unclosed formatting element is opened again in every later block and compared with all before it, a
+list of choices is looked through for each of them, and each attribute's name is compared with all before it in its tag.
+A page may cost gigabytes and minutes that way.
 """
 
 from __future__ import annotations

@@ -325,6 +325,16 @@ class TestOpening:
         await desk.call("open", id=site.html("/toc", "<a href='/doc#s30'>thirty</a>"))
         assert re.search(r"\*\*viewing lines .*\n\nL(\d+): ## Part 30\n", await desk.call("open", id=0))
 
+    async def test_a_quoted_fragment_opens_at_its_anchor(self, desk: Any, site: Any) -> None:
+        body = "".join(f"<h2 id='{name}'>{name}</h2><p>{'text ' * 400}</p>" for name in ("a", "Étymologie", "50%25"))
+        site.html("/doc", body)
+        await desk.call(
+            "open", id=site.html("/toc", "<a href='/doc#%C3%89tymologie'>e</a><a href='/doc#50%25'>as is</a>")
+        )
+        assert re.search(r"\n\nL\d+: ## Étymologie\n", await desk.call("open", id=0))
+        assert re.search(r"\n\nL\d+: ## Étymologie\n", await desk.call("open", id=f"{site.base}/doc#%C3%89tymologie"))
+        assert re.search(r"\n\nL\d+: ## 50%25\n", await desk.call("open", id=1, cursor=0))
+
     async def test_a_string_is_fetched_anew_and_a_link_to_a_known_page_is_not(self, desk: Any, site: Any) -> None:
         site.html("/b", "target")
         url = site.html("/a", "<a href='/b'>b</a>")
