@@ -58,6 +58,26 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "mcp", "server_label": "python", "headers": {"x-session-id": "hers"}}]}, "tools"),
     ({"tools": [{"type": "mcp", "server_label": "python", "allowed_tools": 5}]}, "tools"),
     ({"tools": [{"type": "mcp", "server_label": "python", "require_approval": "sometimes"}]}, "tools"),
+    ({"tools": [{"type": "mcp", "server_label": "python", "allowed_tools": {"read_only": "yes"}}]}, "tools"),
+    ({"tools": [{"type": "mcp", "server_label": "python", "allowed_tools": {"names": ["x"]}}]}, "tools"),
+    (
+        {
+            "tools": [
+                {
+                    "type": "mcp",
+                    "server_label": "x",
+                    "require_approval": {"always": {"tool_names": [], "read_only": False}},
+                }
+            ]
+        },
+        "tools",
+    ),
+    ({"tools": [{"type": "mcp", "server_label": "browser", "headers": {"x-toolhost-ttl": "1"}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": 5}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": {"allowed_domains": "example.org"}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": {"allowed_domains": ["a.example, b.example"]}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": {"blocked_domains": ["example.org"]}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools"),
     ({"tools": [{"type": "code_interpreter", "container": "cntr_hers"}]}, "tools"),
     ({"tools": [{"type": "code_interpreter", "container": 5}]}, "tools"),
     ({"tools": [5]}, "tools"),
