@@ -22,6 +22,7 @@ from toolhost.gateway.records import (
     ResponseRecord,
     Unit,
     container_key,
+    item_key,
     response_key,
     turn_key,
     unit_key,
@@ -163,6 +164,17 @@ class Conversations:
             for item in row.data.get("client") or ()
             if item["id"] not in unit.deleted
         ]
+
+    async def minted(self, turns: Sequence[str], principal: str, items: Sequence[str]) -> set[str]:
+        """Those of the items' ids that responses among these turns have given."""
+        if not turns or not items:
+            return set()
+        rows, inside = await self.store.get_many([item_key(one) for one in items]), set(turns)
+        return {
+            one
+            for one, row in zip(items, rows, strict=True)
+            if row is not None and row.data["principal"] == principal and row.data["in"] in inside
+        }
 
     # --- changes -----------------------------------------------------------------------------------------------------
 

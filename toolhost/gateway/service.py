@@ -212,6 +212,9 @@ class Gateway:
             found = await self.conversations.find(unit.id)
             unit = unit if found is None else found
         history = await self._history(unit, place.turns)
+        here = await self.conversations.minted(place.turns, principal, [item["id"] for item in fresh])
+        said = [item for turn in history for item in turn]
+        fresh = client_items.once(fresh, said, here, unit.deleted, self._parts.ids)
         fresh = await self._arrivals.judged(place.turns, history, fresh)
         asked = Asked(
             id=ident,

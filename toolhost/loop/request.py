@@ -167,9 +167,9 @@ def _mcp_namespace(tool: Mapping[str, Any]) -> Namespace:
     label, kind = _LABELS.get(str(label), (label, "mcp"))
     if not isinstance(label, str) or not label:
         raise RequestError("an mcp tool needs a server_label", "tools")
-    allowed, read_only = tool.get("allowed_tools"), False
-    if isinstance(allowed, Mapping):
-        allowed, read_only = allowed.get("tool_names"), bool(allowed.get("read_only"))
+    given = tool.get("allowed_tools")
+    rule = given if isinstance(given, Mapping) else {"tool_names": given}
+    allowed = rule.get("tool_names")
     approval: Literal["always", "never"] | frozenset[str] = "never"
     exempt: frozenset[str] = frozenset()
     match tool.get("require_approval"):
@@ -185,7 +185,7 @@ def _mcp_namespace(tool: Mapping[str, Any]) -> Namespace:
         approval,
         exempt,
         None if allowed is None else frozenset(allowed),
-        read_only,
+        bool(rule.get("read_only")),
         dict(tool.get("headers") or {}),
     )
 
