@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolhost.config import GatewaySettings
+from toolhost.config import DOMAIN, GatewaySettings
 from toolhost.gateway.errors import bad_request
 from toolhost.gateway.records import Item
 from toolhost.gateway.schema import CreateResponse
-from toolhost.identity import DOMAIN
 from toolhost.loop.request import ALLOW_HEADER, Limits, LoopRequest
 
 OWN_HEADER = "x-toolhost-session"
