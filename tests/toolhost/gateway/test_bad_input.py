@@ -260,3 +260,24 @@ def test_bodies_of_any_shape_are_parsed_or_refused_with_a_name(body: dict[str, A
 def test_a_model_server_s_address_that_is_none_is_told_before_anything_is_served(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigurationError, match="must be like http://HOST:PORT/v1"):
         assemble(GatewaySettings.model_validate({"model_url": url}), tmp_path, NoTools())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"tools": [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": 5}}]},
+            "tools.0.container.file_ids: Input should be a valid list",
+        ),
+        ({"tools": [{"type": "mcp", "server_label": "x", "server_url": [5]}]}, "tools.0.server_url: Input should be"),
+        ({"tools": [{"type": "web_search_never"}]}, "tools.0: it is of no known type"),
+        ({"tool_choice": {}}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name: Field required"),
+    ],
+)
+async def test_what_is_said_of_a_wrong_body_is_about_what_it_claims_to_be(
+    served: Served, body: dict[str, Any], message: str
+) -> None:
+    answer = await served.http.post("/v1/responses", json={"model": "fake", "input": "Hi", **body})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
