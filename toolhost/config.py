@@ -283,7 +283,7 @@ class GatewaySettings(Group):
     tools: tuple[str, ...] = Field((), description="HOST:PORT/namespace or MCP URLs")
     remote_servers: tuple[str, ...] = Field((), description="URLs that mcp tools of requests may name, as prefixes")
     store: str | None = Field(None, description="sqlite:///FILE or redis://HOST:PORT/0; none: a file in state_dir")
-    keys_file: Path | None = Field(None, description="Fernet keys, newest first; none: made in state_dir")
+    keys_file: Path | None = Field(None, description="Fernet keys that exist, newest first; none: made in state_dir")
     ttl_s: Seconds = Field(30 * 86400, description="responses and chains are kept this long after their last change")
     session_ttl_s: Seconds = Field(3600, description="a chain's sandbox is kept this long after its last use")
     lease_s: Seconds = Field(15.0, description="a gateway that is silent for so long has died")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 
+from toolhost.browsing.crowds import crowded
 from toolhost.browsing.errors import FetchError
 from toolhost.browsing.html import RenderedHtml
 from toolhost.browsing.worker import Worker
@@ -20,19 +21,12 @@ MAX_TAGS = 20_000  # of beginnings, and of ends: those need no beginning
 MAX_FORMATTING = 10_000
 MAX_OPTIONS = 10_000
 MAX_REOPENED = 2_000_000
-MAX_ATTRIBUTES = 1000
+MAX_STEPS = 50_000  # of looking for attributes that hide: a tenth of a second
 MAX_CHARACTERS = 2_000_000
 MEMORY_BYTES = 2 * 1024 * 1024 * 1024
 _TAG = re.compile(r"<[a-zA-Z]")
 _END_TAG = re.compile(r"</[a-zA-Z]")
 _OPTION = re.compile(r"<opt(?:ion|group)[\s>/]", re.IGNORECASE)
-# An attribute as the standard's tokenizer reads it. Comments and scripts are not known, so a quotation mark there seems
-# to open a value: a short bound keeps such a value from hiding much; a longer one is then counted by its words.
-_ATTRIBUTE = r"[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:\"[^\"]{bound}\"|'[^']{bound}'|[^\s>\"'][^\s>]*+)?+)?+"
-_BOUNDED = _ATTRIBUTE.replace("{bound}", "{0,4096}+")
-_WHOLE = _ATTRIBUTE.replace("{bound}", "*+")
-_CROWDED = re.compile(rf"<[a-zA-Z][^\s/>]*+(?:{_BOUNDED}){{0,{MAX_ATTRIBUTES}}}+({_BOUNDED})?+")
-_REST = re.compile(rf"(<[a-zA-Z][^\s/>]*+(?:{_WHOLE}){{0,{MAX_ATTRIBUTES}}}+)(?:{_WHOLE})*+")
 _FORMATTING = re.compile(r"<(?:a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)[\s>/]", re.IGNORECASE)
 
 
@@ -43,7 +37,7 @@ def is_risky(source: str) -> bool:
     tags = _count(_TAG, source)
     if max(tags, _count(_END_TAG, source)) > MAX_TAGS or _count(_OPTION, source) > MAX_OPTIONS:
         return True
-    if any(match.lastindex for match in _CROWDED.finditer(source)):
+    if crowded(source, MAX_STEPS):
         return True
     formatting = _count(_FORMATTING, source)
     return formatting > MAX_FORMATTING or formatting * (tags - formatting) > MAX_REOPENED
@@ -51,11 +45,6 @@ def is_risky(source: str) -> bool:
 
 def _count(pattern: re.Pattern[str], source: str) -> int:
     return sum(1 for _ in pattern.finditer(source))
-
-
-def without_crowds(source: str) -> str:
-    """`source` with the first MAX_ATTRIBUTES attributes of each tag."""
-    return _REST.sub(r"\1", source)
 
 
 def html_worker(source: str, url: str, schemes: frozenset[str], seconds: float) -> Worker:

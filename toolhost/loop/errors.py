@@ -34,7 +34,7 @@ class ApprovalError(RequestError):
 class ModelError(LoopError):
     """The model's server failed, refused the request or broke off.
 
-    `code` is one of the Responses API's error codes; `status` the HTTP status where there was one.
+    `code` is one of the Responses API's error codes, or "model_not_found"; `status` the HTTP status of a refusal.
     """
 
     def __init__(self, message: str, code: str = "server_error", status: int | None = None) -> None:
