@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 import urllib.request
 from collections.abc import Mapping
@@ -109,6 +110,10 @@ class PythonSettings(Group):
     preimports: tuple[str, ...] = Field((), description="modules loaded before an interpreter is ready")
 
 
+DOMAIN = re.compile(r"(\*?\.)?[\w-]+(\.[\w-]+)*\.?")
+"""A host name as lists of domains have it."""
+
+
 class BrowserSettings(Group):
     """What the browser may open and how much it keeps to."""
 
@@ -123,6 +128,22 @@ class BrowserSettings(Group):
     max_page_bytes: int = Field(20 << 20, ge=1024, description="of one page, decompressed")
     vocabulary_dir: Place | None = Field(None, description="folder with o200k_base.tiktoken, for exact page windows")
     instructions: str | None = Field(None, description="replaces the prompt text")
+
+    @field_validator("allow_domains", "deny_domains")
+    @classmethod
+    def _domains(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """A URL, for instance, would match no host: a list of what is denied would deny nothing."""
+        for domain in value:
+            if not DOMAIN.fullmatch(domain.strip()):
+                raise ValueError(f"{domain!r} is not a host name like example.org or *.example.org")
+        return value
+
+    @field_validator("proxy")
+    @classmethod
+    def _proxy(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^\s/?#]+/?", value):
+            raise ValueError("must be like http://HOST:PORT")
+        return value
 
 
 class SearchSettings(Group):
