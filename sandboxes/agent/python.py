@@ -108,7 +108,7 @@ class Python:
         self._children.expect(interpreter.pid, lambda status, peak: self._died(interpreter, status, peak))
 
     def _take_early(self) -> Early | None:
-        """The one that was forked at the start, once, if it can become an interpreter of this configuration."""
+        """The one that was started at the start, once, if it can become an interpreter of this configuration."""
         early, self._early = self._early, None
         if early is not None and not early.fits(self._config):
             early.dismiss()
