@@ -136,6 +136,8 @@ class Python:
             self._begin(self._run)
 
     def _died(self, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
+        if not interpreter.condemned:
+            interpreter.hear()  # what it has said last, or that it has not read all
         interpreter.doomed = True
         interpreter.output.drain()
         interpreter.close()
@@ -207,7 +209,13 @@ class Python:
             self._run = None
             run.state = "lost"  # there is no interpreter that could keep it
             raise
-        if self._interpreter is not None and self._interpreter.ready and not self._interpreter.condemned:
+        interpreter = self._interpreter
+        if interpreter is None or not interpreter.ready or interpreter.condemned:
+            return
+        interpreter.hear()
+        if interpreter.closed:  # it has just died, and nobody has been told yet
+            interpreter.kill()
+        else:
             self._begin(run)
 
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
@@ -313,6 +321,12 @@ def _explain(run: Run, interpreter: Interpreter, status: int) -> None:
         run.note(
             "The interpreter was ended, because code of an earlier call had answered in its own place and did not stop."
             " The code of this call did not run; variables are lost."
+        )
+    elif interpreter.unread:
+        run.ending = "never_started"
+        run.note(
+            f"The interpreter had ended ({_status(status)}) before it took the code of this call, which did not run;"
+            " variables are lost."
         )
     elif interpreter.misused:
         run.note("The interpreter was ended, because something wrote to its control channel.")

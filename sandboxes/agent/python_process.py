@@ -56,6 +56,8 @@ class Interpreter:
         self.ready = False
         self.used = False
         """It has run a cell: its end loses variables."""
+        self.unread = False
+        """It has ended without reading all that it was sent, and so without running the cell that it was sent last."""
         self.doomed = False
         self.condemned = False
         """It was killed, and its death has not been seen yet: it is sent no more."""
@@ -168,10 +170,15 @@ class Interpreter:
         except BlockingIOError:
             sent = 0
         except OSError:
+            self.unread = True
             self.close()
             return
         self._unsent = self._unsent[sent:]
         self._loop.watch(self._fd, READ | WRITE if self._unsent else READ, self._io)
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
 
     def hear(self) -> None:
         """Takes in what it has said already."""
@@ -183,7 +190,8 @@ class Interpreter:
             data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError as error:
+            self.unread = isinstance(error, ConnectionResetError)
             data = b""
         if not data:
             self.close()
