@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 from collections.abc import Iterator
@@ -55,6 +56,9 @@ class Guise:
             self._set_groups(setgroups, [])
             self._call("setresgid", setresgid, uid, uid, gids[2])
             self._call("setresuid", setresuid, uid, uid, 0)
+            if os.getresuid() != (uid, uid, 0) or os.getresgid()[:2] != (uid, uid) or os.getgroups():
+                # Something between here and the kernel has other numbers, or only says that it was done.
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), f"setresuid {uid}")
             yield None
         finally:
             self._call("setresuid", setresuid, 0, 0, 0)
