@@ -114,30 +114,27 @@ def _decoder() -> Any:
     return lambda text: scan(text, 0)[0]
 
 
-def _string_encoder() -> Any:
+def _encoder() -> Any:
     try:
-        from _json import encode_basestring_ascii
-    except ImportError:
+        from _json import encode_basestring_ascii, make_encoder
+
+        encoder = make_encoder(None, _unserializable, encode_basestring_ascii, None, ":", ",", False, False, False)
+        "".join(encoder([], 0))
+    except (ImportError, TypeError):
         import json
 
         return json.dumps
-    return encode_basestring_ascii
+    return lambda value: "".join(encoder(value, 0))
 
 
-_encode_string = _string_encoder()
+def _unserializable(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_encode = _encoder()
 
 
 def encode(value: Any) -> str:
     """`value` (str, bool, int, None, and lists and dicts of these) as JSON in ASCII."""
-    if value is None:
-        return "null"
-    if value is True or value is False:
-        return "true" if value else "false"
-    if isinstance(value, str):
-        text: str = _encode_string(value)
-        return text
-    if isinstance(value, int):
-        return int.__repr__(value)
-    if isinstance(value, dict):
-        return "{" + ",".join([_encode_string(k) + ":" + encode(v) for k, v in value.items()]) + "}"
-    return "[" + ",".join([encode(item) for item in value]) + "]"
+    text: str = _encode(value)
+    return text

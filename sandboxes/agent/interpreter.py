@@ -51,6 +51,7 @@ _NO_IPYTHON = (
     "work here. Nothing of this cell was run; all variables are as they were. Use plain Python: subprocess.run() for "
     "commands, help() for help, print() or a last expression to show a value."
 )
+_OF_IPYTHON = ("IPython", "display", "get_ipython")
 # These have nothing to show but their repr.
 _PLAIN = frozenset({int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset})
 
@@ -75,6 +76,8 @@ class Interpreter:
         self._shell: Shell | None = None
         self._look = Look(home)
         self._unreaped: list[int] = []
+        self._poll = select.poll()
+        self._poll.register(channel.fd, select.POLLIN)
         hooks = {"linecache": self._sources.fill, "matplotlib.pyplot": self._hook_pyplot}
         sys.meta_path.insert(0, AfterImport(hooks))  # type: ignore[arg-type]
         pristine.MODULES.update(sys.modules)
@@ -121,23 +124,23 @@ class Interpreter:
             except BaseException as error:  # noqa: BLE001 - of a signal handler or task of the user's
                 if os.getpid() != self._pid:
                     os._exit(1)
+                self._world.disturbed()
                 self._streams.report(render(error, self._sources, _BACKGROUND_CAP))
         return self._channel.take()
 
     def _wait(self) -> None:
         """Returns when there is something to read; meanwhile tasks of earlier cells go on."""
-        poll = select.poll()
-        poll.register(self._channel.fd, select.POLLIN)
         if self._loop.has_tasks():
+            self._world.disturbed()
             try:
                 self._loop.run_until_readable(self._channel)
             finally:
                 self._streams.flush()
         again = _REAP_AGAIN
-        while self._unreaped and not poll.poll(again):
+        while self._unreaped and not self._poll.poll(again):
             self._reap()
             again = min(2 * again, 1000)
-        poll.poll()
+        self._poll.poll()
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The frame for one cell, whatever happens to the engine itself: an interrupt in the wrong microsecond, say."""
@@ -208,9 +211,11 @@ class Interpreter:
         return Cell(python, name, self._futures)
 
     def _wants_ipython(self, cell: Cell) -> bool:
+        if not any([name in cell.source for name in _OF_IPYTHON]):  # noqa: C419 - nearly always, and for each cell
+            return False
         if cell.imports("IPython"):
             return True
-        return any(cell.uses(name) and name not in self._world.namespace for name in ("display", "get_ipython"))
+        return any(cell.uses(name) and name not in self._world.namespace for name in _OF_IPYTHON[1:])
 
     def _load_ipython(self) -> Shell:
         if self._shell is None:
@@ -368,7 +373,7 @@ class _Run:
             "value": self.value,
             "error": self.error,
             "images": self.images.saved,
-            "note": cut(" ".join(self._notes), self.cap) or None,
+            "note": cut(" ".join(self._notes), self.cap) if self._notes else None,
             "untouched": self.untouched,
             "files": self.files,
         }

@@ -110,6 +110,10 @@ class Streams:
 
     def restore(self) -> bool:
         """Makes descriptors 0 to 2 and `sys.stdin/out/err` what they were at the start. True if any had changed."""
+        changed = self._restore_descriptors()
+        return self.restore_objects() or changed
+
+    def _restore_descriptors(self) -> bool:
         changed = False
         for fd in (1, 2):
             if self._identity(fd) != self._pipe:
@@ -121,9 +125,17 @@ class Streams:
                 os.dup2(null, 0)
                 os.close(null)
             changed = True
-        return self._restore_objects() or changed
+        return changed
 
-    def _restore_objects(self) -> bool:
+    def restore_objects(self) -> bool:
+        """As `restore`, of the objects alone."""
+        try:
+            out, err, given = self.stdout, self.stderr, self.stdin
+            if sys.stdout is out and sys.stderr is err and not (out.closed or err.closed or given.closed):
+                sys.stdin = given
+                return False
+        except (AttributeError, ValueError):  # not made yet; taken away; detached
+            pass
         changed = False
         for name, fd in (("stdout", 1), ("stderr", 2)):
             ours = getattr(self, name, None)
