@@ -235,9 +235,9 @@ class Executions:
         run = self.current = self._waiting.pop(0)
         self._finishing = False
         run.capture = Capture(run.cap, lambda data: self._spill(run, data))
-        self._watcher.begin()  # a command runs before `began` is called
         performer = self.performers[run.kind]
-        run.ladder = Ladder(self._loop, self._config.grace_s, performer.rungs(run))
+        if run.kind != "python":
+            self._watcher.begin()  # a command runs before `began` is called
         try:
             performer.start(run)
         except SpawnError as error:
@@ -252,8 +252,9 @@ class Executions:
             if run is not self.current or self._finishing:
                 return
             run.why = why
-        if run.ladder is not None:
-            run.ladder.climb()
+        if run.ladder is None:
+            run.ladder = Ladder(self._loop, self._config.grace_s, self.performers[run.kind].rungs(run))
+        run.ladder.climb()
 
     def _spill(self, run: Run, data: bytes) -> Callable[[bytes], None]:
         from . import spool  # few sessions need it, and every one would hold it

@@ -225,7 +225,7 @@ class Python:
     def _begin(self, run: Run) -> None:
         if self._interpreter is None:
             return
-        self._interpreter.output.drain()  # of earlier cells' threads and children: background
+        self._interpreter.output.catch_up()  # of earlier cells' threads and children: background
         self._memory.note()
         self._began = Moment()
         self._executions.began(run)
@@ -293,7 +293,7 @@ class Python:
         self._taking.answered(interpreter, max(0.0, run.timeout - (time() - run.started_at)))
         if run.why is not None:
             interpreter.reap(self._end_since(self._began, interpreter.pid, self._ended_before))
-        interpreter.output.drain()
+        interpreter.output.catch_up()
         self._run = None
         value, error = frame.get("value"), frame.get("error")
         run.value = value if isinstance(value, str) else None

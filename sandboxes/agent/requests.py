@@ -48,7 +48,8 @@ class Waiting:
     def announce(self, frame: dict[str, object]) -> None:
         """That it was accepted, or has started: left out where the result comes soon, which says the same."""
         self._announced.append(frame)
-        self.connection.linger(self._tell)
+        if len(self._announced) == 1:
+            self.connection.linger(self._tell)
 
     def _tell(self) -> None:
         announced, self._announced = self._announced, []
@@ -58,7 +59,9 @@ class Waiting:
     def send_line(self, line: bytes) -> None:
         """The result: a frame without an id, encoded already."""
         self._announced = []
-        self.connection.send_line(wire.encode({"id": self._ident})[:-2] + b"," + line[1:])
+        ident = self._ident
+        head = b'{"id":%d,' % ident if type(ident) is int else wire.encode({"id": ident})[:-2] + b","
+        self.connection.send_line(head + line[1:])
 
     def send_output(self, text: str) -> None:
         self._tell()
@@ -150,6 +153,7 @@ class Requests:
                 "sequence": executions.sequence,
                 "running": executions.current.attempt if executions.current else None,
                 "kept": executions.attempts.kept,
+                "acks": True,
             }
         )
 
@@ -173,6 +177,8 @@ class Requests:
             raise Refused("unclaimed", "the sandbox belongs to no session yet")
         run = self._read_run(frame)
         attempts = self._executions.attempts
+        if "acked" in frame:
+            self._acknowledge(frame["acked"])
         known = attempts.find(run.attempt)
         if known is not None:
             if known.digest != run.digest:
@@ -231,12 +237,14 @@ class Requests:
         self._executions.cancel(run, str(why))
 
     def _ack(self, connection: Connection, ident: object, frame: dict[str, object]) -> None:
-        attempts = frame.get("attempts")
-        if not isinstance(attempts, list) or not all(isinstance(attempt, str) for attempt in attempts):
-            raise BadRequest("attempts is a list of attempt ids")
+        self._acknowledge(frame.get("attempts"))
+        connection.announce({"t": "ok", "id": ident})
+
+    def _acknowledge(self, attempts: object) -> None:
+        if not isinstance(attempts, list) or not all([isinstance(attempt, str) for attempt in attempts]):  # noqa: C419
+            raise BadRequest("what is acknowledged is a list of attempt ids")
         for attempt in attempts:
             self._executions.attempts.acknowledge(attempt)
-        connection.announce({"t": "ok", "id": ident})
 
     def _restart(self, connection: Connection, ident: object, _frame: dict[str, object]) -> None:
         self._python.restart(lambda: connection.send({"t": "ok", "id": ident, "epoch": self._executions.epoch}))

@@ -22,6 +22,9 @@ _IMAGES = 20
 _FILES = 50
 
 
+_NOTHING = Capture(1)
+
+
 class Run:
     """What was asked, and what is known of it so far."""
 
@@ -44,7 +47,7 @@ class Run:
         self.why: str | None = None  # who climbs the ladder: "deadline", "cancel", "operator"
         self.why_note: str | None = None
         self.cause: dict[str, object] | None = None
-        self.capture = Capture(cap)
+        self.capture = _NOTHING  # until it starts
         self.streamed = 0
         self.spool: Spool | None = None
         self.ladder: Ladder | None = None

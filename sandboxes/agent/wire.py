@@ -9,7 +9,7 @@ requests, each with an `id` that is unique on its connection; every reply carrie
 
     ping                                      -> ok
     claim   {ticket, session, epoch, sequence}-> ok          binds a fresh sandbox to a session; the same again is ok
-    exec    {attempt, digest, kind, call, timeout, cap, queued} -> accepted, started, output*, result | error
+    exec    {attempt, digest, kind, call, timeout, cap, queued, acked?} -> accepted, started, output*, result | error
     attach  {attempt}                         -> accepted, [started, output*,] result | error   joins or collects
     cancel  {attempt, why}                    -> ok          climbs the ladder; the result follows to who waits for it
     ack     {attempts}                        -> ok          the ledger has them: the agent may forget
@@ -34,7 +34,8 @@ new interpreter has been started. A connection that says nothing for 10 s before
 Fields of the replies (all required unless `?`; `null` where a value does not apply):
 
     hello     v, sandbox, python, state ("starting" | "idle" | "running"), claim ({ticket, session} | null), epoch,
-              sequence, running (attempt | null), kept ([attempt, ...]: results not yet acknowledged)
+              sequence, running (attempt | null), kept ([attempt, ...]: results not yet acknowledged), acks? (true: it
+              takes `acked`)
     accepted  sequence, epoch
     started   sequence, epoch, at
     output    text
@@ -49,7 +50,8 @@ Fields of the replies (all required unless `?`; `null` where a value does not ap
               there are more), get and tar: size (after its data), put: size (so far)
 
 Requests in full: exec {attempt, digest, kind ("python" | "shell"), call (the call's arguments() of sandboxes.spec),
-timeout (s), cap (characters), queued (time the caller asked)}; cancel {attempt, why ("cancel" | "operator")};
+timeout (s), cap (characters), queued (time the caller asked), acked? (as the attempts of an `ack`, which is not
+answered; to an agent whose hello has `acks`)}; cancel {attempt, why ("cancel" | "operator")};
 files {op: "list", path} | {op: "get", path, limit} | {op: "tar", path, limit} | {op: "put", path, upload (an id),
 offset, piece (base64), last (bool)} | {op: "remove", path}; paths are relative to the data directory or absolute
 below it. A put writes aside and renames at `last`.
