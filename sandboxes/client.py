@@ -63,6 +63,7 @@ class Hello:
     sequence: int
     running: str | None
     kept: tuple[str, ...]
+    acks: bool = False  # it takes acknowledgements with an execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,31 +237,30 @@ class AgentClient:
         queued_at: float,
         session: str | None = None,
         on_event: OnEvent | None = None,
+        acked: list[str] | None = None,
     ) -> Outcome:
         """Runs a call, joins it or fetches its kept result. `session`: what the receipt calls it, instead of what
-        the agent does; the digest is then ours too.
+        the agent does; the digest is then ours too. `acked`: as for `acknowledge`, in the same frame.
 
         Raises AttemptConflict, CallRefused, NoCapacity and, when its outcome did not come within the bound,
         ChannelLost.
         """
-        kind = "python" if isinstance(call, PythonCall) else "shell"
-        return await self._outcome(
-            attempt,
-            bound,
-            on_event,
-            {
-                "t": "exec",
-                "id": 0,
-                "attempt": attempt,
-                "digest": digest,
-                "kind": kind,
-                "call": call.arguments(),
-                "timeout": bound.timeout_s,
-                "cap": min(cap, wire.MAX_CAP),
-                "queued": queued_at,
-            },
-            session,
-        )
+        request: dict[str, object] = {
+            "t": "exec",
+            "id": 0,
+            "attempt": attempt,
+            "digest": digest,
+            "kind": "python" if isinstance(call, PythonCall) else "shell",
+            "call": call.arguments(),
+            "timeout": bound.timeout_s,
+            "cap": min(cap, wire.MAX_CAP),
+            "queued": queued_at,
+        }
+        if acked and self.hello.acks:
+            request["acked"] = acked
+        elif acked:
+            self.acknowledge(acked)
+        return await self._outcome(attempt, bound, on_event, request, session)
 
     async def attach(self, attempt: str, bound: Bound, on_event: OnEvent | None = None) -> Outcome:
         """Joins a running attempt or fetches a kept one. Raises AttemptUnknown, ChannelLost."""
@@ -557,6 +557,7 @@ def _read_hello(frame: codec.Fields) -> Hello:
             sequence=codec.count(frame, "sequence"),
             running=None if frame.get("running") is None else codec.name(frame, "running"),
             kept=tuple(codec.name({"kept": item}, "kept") for item in kept),
+            acks=frame.get("acks") is True,
         )
     except ValueError as error:
         raise WireError(f"the agent's hello is wrong: {error}") from None

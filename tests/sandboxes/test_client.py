@@ -19,6 +19,7 @@ from sandboxes.errors import (
     CallRefused,
     ChannelLost,
     ChannelStalled,
+    NoCapacity,
     SandboxError,
     StateLost,
     WireError,
@@ -292,6 +293,20 @@ async def test_a_file_that_nobody_reads_holds_the_connection_and_not_memory(peer
     await asyncio.sleep(0.05)
     assert max(waiter.frames.qsize() for waiter in client._waiters.values()) <= client_module.PIECES_AHEAD
     assert len([piece async for piece in pieces]) == 99
+    await client.close()
+
+
+@pytest.mark.parametrize("able", [True, False])
+async def test_acknowledgements_go_with_a_call_to_who_takes_them_so(peers: list[Peer], able: bool) -> None:
+    async def script(frame: dict[str, object], writer: asyncio.StreamWriter) -> None:
+        if frame["t"] == "exec":
+            writer.write(wire.encode({"t": "error", "id": frame["id"], "code": "busy", "message": "no"}))
+
+    client = await connected(peers, script, wire.encode({**HELLO, "acks": True} if able else HELLO))
+    with pytest.raises(NoCapacity):
+        await client.execute("a", "d", PythonCall("1"), Bound(1.0), cap=10, queued_at=0.0, acked=["b"])
+    told = [(frame["t"], frame.get("acked"), frame.get("attempts")) for frame in peers[0].requests]
+    assert told[-1:] == [("exec", ["b"], None)] if able else told[-2:] == [("ack", None, ["b"]), ("exec", None, None)]
     await client.close()
 
 
