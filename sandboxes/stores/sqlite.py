@@ -274,6 +274,7 @@ class SqliteStore(Store):
             connection = sqlite3.connect(self._path, timeout=self._busy_s, isolation_level=None)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA temp_store = MEMORY")  # what a statement of many rows keeps to undo itself
             if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(found)
             self._migrate(connection)
