@@ -102,12 +102,15 @@ class _Execution:
     """Who waits for one execution. The frames on its way are dealt with as they come, and output is never kept.
 
     After `accepted` an earlier execution may still run, perhaps another host's (this one then waits its turn inside):
-    its own bound begins when it started. `late` is called when the time is over.
+    its own bound begins when it started. `late` is called with it when the time is over. Nothing that it holds holds
+    it: what a call leaves behind goes at once, and not with a search for what can be reached.
     """
 
-    def __init__(self, attempt: str, bound: Bound, on_event: OnEvent | None, late: Callable[[], object]) -> None:
+    def __init__(
+        self, attempt: str, bound: Bound, on_event: OnEvent | None, late: Callable[[_Execution], object]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self._attempt = attempt
+        self.attempt = attempt
         self._bound = bound
         self._on_event = on_event
         self._late = late
@@ -124,7 +127,7 @@ class _Execution:
         kind = frame["t"]
         if kind == "output":
             if self._on_event is not None:
-                self._on_event(Printed(self._attempt, codec.text(frame, "text")[: wire.OUTPUT_PIECE]))
+                self._on_event(Printed(self.attempt, codec.text(frame, "text")[: wire.OUTPUT_PIECE]))
             else:
                 codec.text(frame, "text")
             return
@@ -135,7 +138,7 @@ class _Execution:
             self.accepted = True
             self._until = self._loop.time() + START_S + self._bound.backstop_s
         elif kind == "started":
-            started = _read_started(self._attempt, frame)
+            started = _read_started(self.attempt, frame)
             self.started = True
             self._until = self._loop.time() + self._bound.backstop_s
             if self._on_event is not None:
@@ -163,7 +166,7 @@ class _Execution:
         if self._loop.time() < self._until:
             self._timer = self._loop.call_at(self._until, self._due)
         elif not self.end.done():
-            self._late()
+            self._late(self)
 
 
 class AgentClient:
@@ -359,7 +362,7 @@ class AgentClient:
         session: str | None = None,
     ) -> Outcome:
         ident, line = self._line(request)
-        waiter = self._waiters[ident] = _Execution(attempt, bound, on_event, lambda: self._late(waiter, attempt))
+        waiter = self._waiters[ident] = _Execution(attempt, bound, on_event, self._late)
         try:
             self._channel.writer.write(line)
             frame = await waiter.end
@@ -376,20 +379,20 @@ class AgentClient:
             on_event(Started(attempt, outcome.receipt.epoch, outcome.receipt.sequence))  # it was too short to be told
         return outcome
 
-    def _late(self, waiter: _Execution, attempt: str) -> None:
+    def _late(self, waiter: _Execution) -> None:
         if waiter.accepted and not waiter.started:
-            waiter.asking = asyncio.create_task(self._ask_turn(waiter, attempt), name="agent-turn")
+            waiter.asking = asyncio.create_task(self._ask_turn(waiter), name="agent-turn")
         else:
             self._stalled()
 
-    async def _ask_turn(self, waiter: _Execution, attempt: str) -> None:
+    async def _ask_turn(self, waiter: _Execution) -> None:
         """It has not started: as long as the agent answers, and another one runs, it waits its turn."""
         try:
             running = (await self.status()).get("running")
         except SandboxError as error:
             self._fail(error)
             return
-        if waiter.started or running not in (None, attempt):
+        if waiter.started or running not in (None, waiter.attempt):
             waiter.wait_on(START_S)
         else:
             self._stalled()
