@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
         connection: Connection
 
-        def announce(self, frame: dict[str, object]) -> None: ...
+        def announce(self, run: Run) -> None: ...
 
         def send_line(self, line: bytes) -> None: ...
 
@@ -129,13 +129,11 @@ class Executions:
 
     def join(self, run: Run, waiter: Waiter) -> None:
         """Sends `waiter` what is known of `run`, and later the rest."""
-        waiter.announce({"t": "accepted", "sequence": run.sequence, "epoch": run.epoch})
         result = self.attempts.result(run.attempt)
         if result is not None:
             waiter.send_line(result)
             return
-        if run.started_at is not None:
-            waiter.announce({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
+        waiter.announce(run)
         self._waiters.setdefault(run.attempt, []).append(waiter)
 
     def leave(self, connection: Connection) -> None:
@@ -189,7 +187,7 @@ class Executions:
         self.on_begin()
         run.deadline = self._loop.after(run.timeout, lambda: self._climb(run, "deadline"))
         for waiter in self._waiters.get(run.attempt, ()):
-            waiter.announce({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
+            waiter.announce(run)
         if run.kind == "python":
             self._watcher.begin()  # its code is sent now, and it looks itself
         else:

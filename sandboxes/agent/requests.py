@@ -43,22 +43,29 @@ class Waiting:
     def __init__(self, connection: Connection, ident: object) -> None:
         self.connection = connection
         self._ident = ident
-        self._announced: list[dict[str, object]] = []
+        self._announced: Run | None = None
+        self._accepted = False  # it was told
 
-    def announce(self, frame: dict[str, object]) -> None:
+    def announce(self, run: Run) -> None:
         """That it was accepted, or has started: left out where the result comes soon, which says the same."""
-        self._announced.append(frame)
-        if len(self._announced) == 1:
+        if self._announced is None:
+            self._announced = run
             self.connection.linger(self._tell)
 
     def _tell(self) -> None:
-        announced, self._announced = self._announced, []
-        for frame in announced:
-            self.connection.queue({**frame, "id": self._ident})
+        run, self._announced = self._announced, None
+        if run is None:
+            return
+        told: dict[str, object] = {"id": self._ident, "sequence": run.sequence, "epoch": run.epoch}
+        if not self._accepted:
+            self._accepted = True
+            self.connection.queue({"t": "accepted", **told})
+        if run.started_at is not None:
+            self.connection.queue({"t": "started", **told, "at": run.started_at})
 
     def send_line(self, line: bytes) -> None:
         """The result: a frame without an id, encoded already."""
-        self._announced = []
+        self._announced = None
         ident = self._ident
         head = b'{"id":%d,' % ident if type(ident) is int else wire.encode({"id": ident})[:-2] + b","
         self.connection.send_line(head + line[1:])

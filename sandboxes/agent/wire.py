@@ -180,7 +180,7 @@ def decode(line: bytes, kinds: frozenset[str]) -> dict[str, object]:
     """The frame of a line. Raises FrameError unless it is an object whose `t` is one of `kinds`."""
     frame = parse(line)
     kind = frame.get("t")
-    if not isinstance(kind, str) or kind not in kinds:
+    if type(kind) is not str or kind not in kinds:
         raise FrameError("unknown kind of frame")
     return frame
 
