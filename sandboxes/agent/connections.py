@@ -82,9 +82,15 @@ class Connection:
 
     def send_line(self, line: bytes) -> None:
         """A frame that is encoded already."""
-        if self.open:
-            self._queue(line)
-            self._flush_soon()
+        if not self.open:
+            return
+        self._unsent.append(line)
+        self.backlog += len(line)
+        if self.backlog > _GONE_BYTES and not self._lasting:
+            self._loop.soon(self.close)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.soon(self._flush)
 
     def announce(self, frame: dict[str, object]) -> None:
         """For what nobody waits for: goes with the next frame, or soon."""
@@ -97,7 +103,8 @@ class Connection:
         if not self.open:
             return
         self._before_flush.append(call)
-        self._linger()
+        if self._lingering is None and not self._flush_due:
+            self._lingering = self._loop.after(_LINGER_S, self._flush)
 
     def _linger(self) -> None:
         if self._lingering is None and not self._flush_due:
@@ -203,10 +210,8 @@ class Connection:
     def _io(self, events: int) -> None:
         if events & WRITE:
             self._flush()
-        if events & READ and self.open and not self._ending:
-            self._receive()
-
-    def _receive(self) -> None:
+        if not events & READ or not self.open or self._ending:
+            return
         try:
             data = os.read(self._source, _CHUNK)
         except BlockingIOError:
@@ -219,7 +224,12 @@ class Connection:
         if not self._received and data[-1] == _END and self.greeted:  # nearly always: whole frames
             for line in data.split(b"\n"):
                 if line and self.open and not self._ending:
-                    self._take(line)
+                    try:  # as `_take`
+                        frame = wire.decode(line, wire.REQUESTS)
+                    except wire.FrameError as error:
+                        self._bad(str(error))
+                    else:
+                        self._handle(self, frame)
             return
         self._received += data
         while self.open and not self._ending:

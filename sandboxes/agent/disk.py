@@ -74,7 +74,10 @@ class DiskWatch:
             return
         self._began = monotonic()
         if self._known == self._ended:
-            self._allow(self._limit)
+            if self._used <= self._limit:
+                self._allowed = self._limit
+            else:
+                self._allow(self._limit)
         elif self.pid is None:
             self._count()
         if self._free[0] < 0:

@@ -218,7 +218,8 @@ class Executions:
         if run.ladder is not None:
             run.ladder.stop()
         run.ended_at = time.time()
-        run.capture.finish()
+        if run.capture.bytes_out:
+            run.capture.finish()
         if run.spool is not None:
             spool = run.spool
             spool.close(lambda problem: self._saved(run, spool, problem))
@@ -291,7 +292,8 @@ class Executions:
         if run.started_at is None:
             found([])
         elif run.looked:
-            found(self._watcher.told(run.files))
+            run.files = self._watcher.told(run.files)
+            self._close(run)
         else:
             self._watcher.scan(found)
 
@@ -305,7 +307,8 @@ class Executions:
         self._finishing = False
         self._publish(run, background)
         self._loop.soon(self.on_end)  # once the result is on its way
-        self._next()
+        if self._waiting:
+            self._next()
 
     def _publish(self, run: Run, background: dict[str, object] | None) -> None:
         result = run.result(self.session, background)

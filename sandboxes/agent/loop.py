@@ -107,7 +107,8 @@ class Loop:
         """Until `stop`."""
         poll, calls = self._epoll.poll, self._calls
         while not self._stopped:
-            self._run_soon()
+            if self._soon:
+                self._run_soon()
             for fd, events in poll(self._wait_s()):
                 call = calls.get(fd)
                 if call is not None:

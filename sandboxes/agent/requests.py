@@ -186,7 +186,7 @@ class Requests:
         attempts = self._executions.attempts
         if "acked" in frame:
             self._acknowledge(frame["acked"])
-        known = attempts.find(run.attempt)
+        known = attempts.runs.get(run.attempt)
         if known is not None:
             if known.digest != run.digest:
                 raise Refused("conflict", "this attempt id was used for something else")

@@ -124,7 +124,7 @@ def _unserializable(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
+def _codec() -> tuple[Callable[[object, int], tuple[str, ...]], Callable[[str], object]]:
     """The halves of `json` that are written in C: the package around them takes as long to import as the whole rest of
     the agent. Another implementation of Python, or a later one that moved them, gets the package."""
     try:
@@ -136,10 +136,8 @@ def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
     except (ImportError, TypeError):
         import json
 
-        return (
-            lambda value: json.dumps(value, separators=(",", ":"), allow_nan=False),
-            lambda text: json.loads(text, parse_constant=_constant),
-        )
+        plain = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        return lambda value, _level: (plain(value),), lambda text: json.loads(text, parse_constant=_constant)
 
     def load(text: str) -> object:
         text = text.strip(" \t\r\n")
@@ -153,16 +151,16 @@ def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
             raise ValueError("more than one value")
         return value
 
-    return lambda value: "".join(encoder(value, 0)), load
+    return encoder, load
 
 
-_dumps, _loads = _codec()
+_encoder, _loads = _codec()
 
 
 def encode(frame: dict[str, object]) -> bytes:
     """One line. ASCII only, so that a line never contains a raw newline or a lone surrogate. Raises ValueError for a
     number that JSON does not have."""
-    return _dumps(frame).encode("ascii") + b"\n"
+    return "".join(_encoder(frame, 0)).encode("ascii") + b"\n"
 
 
 def parse(line: bytes) -> dict[str, object]:
@@ -178,7 +176,12 @@ def parse(line: bytes) -> dict[str, object]:
 
 def decode(line: bytes, kinds: frozenset[str]) -> dict[str, object]:
     """The frame of a line. Raises FrameError unless it is an object whose `t` is one of `kinds`."""
-    frame = parse(line)
+    try:  # as `parse`, and without another call: this is done for every frame
+        frame = _loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not JSON: {error.__class__.__name__}") from None
+    if type(frame) is not dict:
+        raise FrameError("not an object")
     kind = frame.get("t")
     if type(kind) is not str or kind not in kinds:
         raise FrameError("unknown kind of frame")
