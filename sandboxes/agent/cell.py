@@ -77,9 +77,11 @@ class Cell:
         if "\n" in source or "=" in source or "\\" in source or source[:1].isspace():
             return None
         try:
-            return self._code(source, "eval")
+            flags = _TOP_LEVEL_AWAIT | self.futures
+            code: CodeType = compile(source, self.name, "eval", flags, dont_inherit=True)
         except SyntaxError:
             return None
+        return code
 
     def _compile(self, source: Any, mode: str, flags: int = 0) -> Any:
         return compile(source, self.name, mode, flags | _TOP_LEVEL_AWAIT | self.futures, dont_inherit=True)

@@ -51,7 +51,6 @@ _NO_IPYTHON = (
     "work here. Nothing of this cell was run; all variables are as they were. Use plain Python: subprocess.run() for "
     "commands, help() for help, print() or a last expression to show a value."
 )
-_OF_IPYTHON = ("IPython", "display", "get_ipython")
 # These have nothing to show but their repr.
 _PLAIN = frozenset({int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset})
 
@@ -96,7 +95,8 @@ class Interpreter:
             request = self._next()
             kind = request.get("t")
             if kind == "cell":
-                self._reap()
+                if self._unreaped:
+                    self._reap()
                 self._channel.send(self._answer(request))
             elif kind == "reap":
                 self._unreaped = [*self._unreaped, *request["pids"]]
@@ -211,11 +211,12 @@ class Interpreter:
         return Cell(python, name, self._futures)
 
     def _wants_ipython(self, cell: Cell) -> bool:
-        if not any([name in cell.source for name in _OF_IPYTHON]):  # noqa: C419 - nearly always, and for each cell
+        source = cell.source
+        if "IPython" not in source and "display" not in source and "get_ipython" not in source:
             return False
         if cell.imports("IPython"):
             return True
-        return any(cell.uses(name) and name not in self._world.namespace for name in _OF_IPYTHON[1:])
+        return any(cell.uses(name) and name not in self._world.namespace for name in ("display", "get_ipython"))
 
     def _load_ipython(self) -> Shell:
         if self._shell is None:

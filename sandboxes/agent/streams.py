@@ -157,7 +157,8 @@ class Streams:
         """Delivers everything written so far, also to streams that a cell put in place of ours."""
         for stream in (self.stdout, self.stderr):
             try:
-                stream.drain()
+                if stream._held:
+                    stream.drain()
             except (OSError, ValueError):  # closed by the cell: nothing is kept then
                 continue
 
