@@ -66,16 +66,26 @@ print(found(("0123456789abcdef", "fedcba9876543210")), found({nonce}))
 """
 
 
-# Starts what is named behind it as a host does that was started with `&` by a shell script, with nohup, or by worse.
+# Starts what is named behind it as a host does that was started with `&` by a shell script, with nohup, or by worse:
+# one CI ignored 32 and 33 as well, which the C library keeps for its threads and which no program can set through it.
 IGNORING = """
-import os, signal, sys
+import ctypes, os, platform, signal, sys
+call = {"x86_64": 13, "aarch64": 134}[platform.machine()]
+for number in (32, 33):
+    ignored = (ctypes.c_ulong * 4)(1)
+    assert ctypes.CDLL(None).syscall(call, number, ignored, None, 8) == 0
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1):
     signal.signal(number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 os.execv(sys.argv[1], sys.argv[1:])
 """
 STATUS = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
-NO_SIGNAL = f"SigBlk:\t{0:016x}\nSigIgn:\t{0:016x}\n"
+
+
+def masks(status: str) -> list[int]:
+    """The blocked and the ignored signals of a status, without the C library's own: it sets those when it needs them."""
+    settable = sum(1 << (number - 1) for number in signal.valid_signals())
+    return [int(line.split()[1], 16) & settable for line in status.splitlines()]
 
 
 def start(directory: Path, before: Sequence[str] = (), **config: Any) -> Agent:
@@ -131,8 +141,9 @@ def test_signals_that_the_host_ignores_or_blocks_are_neither_in_any_process(
         assert "early" in command_line(pid)
         signals = first["signals"]
         assert {number for number, how in signals.items() if how == "1"} == {signal.SIGPIPE, signal.SIGXFSZ}  # Python's
-        assert text(link.run(f"import subprocess\nprint(subprocess.getoutput({STATUS!r}))", digest="s")) == NO_SIGNAL
-        assert text(link.run({"cmd": ["sh", "-c", STATUS]})) == NO_SIGNAL
+        code = f"import subprocess\nprint(subprocess.getoutput({STATUS!r}))"
+        assert masks(text(link.run(code, digest="s"))) == [0, 0]
+        assert masks(text(link.run({"cmd": ["sh", "-c", STATUS]}))) == [0, 0]
         link.run("os._exit(3)")
         later, pid = seen(link)
         assert "interpreter" in command_line(pid)
