@@ -10,8 +10,10 @@ from __future__ import annotations
 import _thread
 import io
 import sys
+from fcntl import F_GETFD
+from fcntl import fcntl as control
 
-from .channel import raise_fd
+from .channel import PIPE_MARK, mark, marked, raise_fd
 from .pristine import BUILTINS
 
 TYPE_CHECKING = False
@@ -85,6 +87,14 @@ class Stream(io.TextIOWrapper):
         self._held.clear()
 
 
+def _is_open(fd: int) -> bool:
+    try:
+        control(fd, F_GETFD)
+    except OSError:
+        return False
+    return True
+
+
 def _usable(stream: Any) -> bool:
     try:
         return stream is not None and not stream.closed
@@ -98,6 +108,7 @@ class Streams:
     def __init__(self) -> None:
         self._spare = raise_fd(os.dup(1))
         self._pipe = self._identity(self._spare)
+        mark(self._spare, PIPE_MARK)
         self.restore()
 
     @staticmethod
@@ -116,10 +127,10 @@ class Streams:
     def _restore_descriptors(self) -> bool:
         changed = False
         for fd in (1, 2):
-            if self._identity(fd) != self._pipe:
+            if not marked(fd, PIPE_MARK) and self._identity(fd) != self._pipe:
                 os.dup2(self._spare, fd)
                 changed = True
-        if self._identity(0) is None:
+        if not _is_open(0):
             null = os.open("/dev/null", os.O_RDONLY)
             if null != 0:
                 os.dup2(null, 0)
