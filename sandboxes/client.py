@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from sandboxes import codec
 from sandboxes.agent import wire
-from sandboxes.backends.base import Channel
+from sandboxes.backends.base import Channel, PromptReader
 from sandboxes.errors import (
     AttemptConflict,
     AttemptUnknown,
@@ -204,6 +204,8 @@ class AgentClient:
         client = cls(channel, hello, on_lost)
         client._lines = lines
         client._reading = asyncio.create_task(client._read(), name="agent-client")
+        if isinstance(channel.reader, PromptReader):
+            channel.reader.taker = client._take
         return client
 
     @property
@@ -444,22 +446,48 @@ class AgentClient:
             raise self._checked(_read_error, frame)
         return frame
 
+    def _take(self, piece: bytes) -> bytes:
+        """Takes what arrives while `_read` waits, and leaves it what it may have to wait with, and parts of frames."""
+        if self._failure is not None or not self._lines.whole(piece):
+            return piece
+        try:
+            lines = self._lines.feed(piece)
+            for number, line in enumerate(lines):
+                if self._dispatch(line) is not None:
+                    return b"\n".join([*lines[number:], b""])
+        except WireError as error:
+            self._fail(error)
+        except ValueError as error:
+            self._fail(WireError(f"not of the protocol: {error}"))
+        return b""
+
+    def _dispatch(self, line: bytes) -> tuple[_Waiter, codec.Fields] | None:
+        """Gives a frame to who waits for it. Returned is one that may have to wait until there is room for it.
+
+        Raises WireError, ValueError.
+        """
+        frame = _decoded(line)
+        ident = frame.get("id")
+        waiter = self._waiters.get(ident) if type(ident) is int else None
+        if waiter is None:
+            if frame["t"] == "error" and ident in (0, None):
+                raise WireError(f"the agent ended the connection: {_read_error(frame)}")
+            return None
+        if frame["t"] == "data" and isinstance(waiter, _Waiter):
+            return waiter, frame
+        waiter.take(frame)
+        return None
+
     async def _read(self) -> None:
-        waiters, reader = self._waiters, self._channel.reader
+        reader = self._channel.reader
         try:
             lines = self._lines.rest()
             while True:
                 for line in lines:
-                    frame = _decoded(line)
-                    ident = frame.get("id")
-                    waiter = waiters.get(ident) if type(ident) is int else None
-                    if waiter is None:
-                        if frame["t"] == "error" and ident in (0, None):
-                            raise WireError(f"the agent ended the connection: {_read_error(frame)}")
-                        continue
-                    if frame["t"] == "data" and isinstance(waiter, _Waiter):
+                    if (waits := self._dispatch(line)) is not None:
+                        waiter, frame = waits
                         await waiter.data.acquire()
-                    waiter.take(frame)
+                        waiter.take(frame)
                 piece = await reader.read(READ_BYTES)
                 if not piece:
                     raise EOFError
@@ -515,6 +543,10 @@ class _Lines:
         """What has come behind the last frame that `next` gave."""
         rest, self._whole = self._whole, []
         return rest
+
+    def whole(self, piece: bytes) -> bool:
+        """Whether it is whole frames and follows on such."""
+        return not self._part and piece[-1:] == b"\n"
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The lines that a piece completes. Raises WireError."""

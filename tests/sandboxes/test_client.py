@@ -12,6 +12,7 @@ import pytest
 
 from sandboxes import client as client_module
 from sandboxes.agent import wire
+from sandboxes.backends import unix_channel
 from sandboxes.backends.base import StreamChannel
 from sandboxes.client import AgentClient, Bound
 from sandboxes.errors import (
@@ -45,7 +46,10 @@ Script = Callable[[dict[str, object], asyncio.StreamWriter], Awaitable[None]]
 
 
 class Peer:
-    """A scripted agent: what it says to each request."""
+    """A scripted agent: what it says to each request. `prompt`: frames are taken as they arrive, where that is
+    possible; else a task reads all of them."""
+
+    prompt = True
 
     def __init__(self, hello: bytes, script: Script) -> None:
         self.requests: list[dict[str, object]] = []
@@ -57,7 +61,8 @@ class Peer:
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=theirs, limit=1 << 26)
         self._task = asyncio.create_task(self._serve(reader, writer))
-        return StreamChannel(*await asyncio.open_connection(sock=ours), nonce="n")
+        opened = unix_channel.streams(ours) if self.prompt else asyncio.open_connection(sock=ours)
+        return StreamChannel(*await opened, nonce="n")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -76,6 +81,11 @@ class Peer:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["prompt", "task"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peer, "prompt", request.param)
 
 
 @pytest.fixture
