@@ -215,11 +215,11 @@ class Executions:
             return
         self._finishing = True
         self._loop.cancel(run.deadline)
+        run.deadline = None  # it knows the run: what ended goes at once, and its memory is taken again while it is warm
         if run.ladder is not None:
             run.ladder.stop()
         run.ended_at = time.time()
-        if run.capture.bytes_out:
-            run.capture.finish()
+        run.capture.finish()
         if run.spool is not None:
             spool = run.spool
             spool.close(lambda problem: self._saved(run, spool, problem))

@@ -56,10 +56,10 @@ class Capture:
 
     def finish(self) -> None:
         """What is left of a character that never came to its end counts as one."""
-        if self._decoder is None:
-            return
-        self._keep(self._decoder.decode(b"", True))
-        self._raw = []
+        if self._decoder is not None:
+            self._keep(self._decoder.decode(b"", True))
+            self._raw = []
+        self._spill = self._take = None  # they know whose output it is, who knows this
 
     def _keep(self, text: str) -> None:
         room = self._head_cap - self._head_length
