@@ -36,7 +36,7 @@ from sandboxes.errors import (
     SandboxOutOfMemory,
     StateLost,
 )
-from sandboxes.events import ExecutionEvent, OnEvent, Queued, Started
+from sandboxes.events import ExecutionEvent, OnEvent, Printed, Queued, Started
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import LIVE, OVER, Phase, Transition
 from sandboxes.observer import Observer
@@ -301,11 +301,11 @@ class Calls:
         session.queue.remove(run)
         session.running = run
         session.change(Transition.CALL)
-        started: list[tuple[Started, float]] = []
+        cap = execution.max_characters or keeper.settings.max_characters
+        heard = _Heard(cap)
 
         def on_event(event: ExecutionEvent) -> None:
-            if isinstance(event, Started):
-                started.append((event, keeper.clock.now()))
+            heard.take(event, keeper.clock.now())
             run.emit(event)
 
         try:
@@ -314,7 +314,7 @@ class Calls:
                 run.digest,
                 execution.call,
                 self._bound(execution),
-                cap=execution.max_characters or keeper.settings.max_characters,
+                cap=cap,
                 queued_at=run.queued_at,
                 session=str(session.key),
                 on_event=on_event,
@@ -329,12 +329,12 @@ class Calls:
             outcome = known.outcome
         except StateLost as error:
             await keeper.records.looked(session, error)
-            outcome = self._lost(session, run, error, started)
+            outcome = self._lost(session, run, error, heard)
         except ChannelLost as error:
             if session.phase not in OVER:  # else it is the end of the session that broke the connection
                 session.astray.add(run.attempt_id)
                 raise
-            outcome = self._lost(session, run, error, started)
+            outcome = self._lost(session, run, error, heard)
         finally:
             session.running = None
             if session.phase is Phase.RUNNING:
@@ -407,7 +407,7 @@ class Calls:
         )
         session.touch(self._keeper.clock.now())
 
-    def _lost(self, session: Session, run: Run, error: SandboxError, started: list[tuple[Started, float]]) -> Outcome:
+    def _lost(self, session: Session, run: Run, error: SandboxError, heard: _Heard) -> Outcome:
         """The sandbox went while it ran. Loses it, unless the session is being closed, which ended it."""
         keeper = self._keeper
         closing = session.phase in OVER
@@ -421,8 +421,9 @@ class Calls:
             keeper.record_of(session, run),
             keeper.clock.now(),
             note=note,
-            sequence=started[-1][0].sequence if started else session.record.sequence + 1,
-            started_at=started[-1][1] if started else None,
+            printed=heard.printed,
+            sequence=session.record.sequence + 1 if heard.sequence is None else heard.sequence,
+            started_at=heard.started_at,
             cause=self._cause(error, closing),
             ending=Ending.KILLED if closing else Ending.LOST,
         )
@@ -469,12 +470,12 @@ class Calls:
                 outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
             except StateLost as error:
                 await keeper.records.looked(session, error)
-                outcome = self._lost(session, run, error, [])
+                outcome = self._lost(session, run, error, _Heard())
             except ChannelLost as error:
                 if session.phase not in OVER:
                     session.astray.add(run.attempt_id)
                     raise
-                outcome = self._lost(session, run, error, [])
+                outcome = self._lost(session, run, error, _Heard())
             except AttemptUnknown:
                 if await keeper.store.attempt(session.key, run.attempt_id) is not None:
                     raise NotReached from None
@@ -577,6 +578,29 @@ class _Turn:
     def _leave(self) -> None:
         if self._run in self._session.queue:
             self._session.queue.remove(self._run)
+
+
+class _Heard:
+    """What was heard of a call while it ran: all that there is of it when its sandbox is lost. A hostile agent fills no
+    memory with it."""
+
+    def __init__(self, cap: int = 0) -> None:
+        self._room = cap
+        self._pieces: list[str] = []
+        self.sequence: int | None = None
+        self.started_at: float | None = None
+
+    def take(self, event: ExecutionEvent, now: float) -> None:
+        if isinstance(event, Started):
+            self.sequence, self.started_at = event.sequence, now
+        elif isinstance(event, Printed) and self._room:
+            piece = event.text[: self._room]
+            self._room -= len(piece)
+            self._pieces.append(piece)
+
+    @property
+    def printed(self) -> str:
+        return "".join(self._pieces)
 
 
 def _ended_note(session: Session) -> str:

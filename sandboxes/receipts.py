@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sandboxes.spec import Cause, CauseKind, Ending, Outcome, Receipt, State
+from sandboxes.spec import Cause, CauseKind, Ending, Outcome, Output, Receipt, State
 from sandboxes.stores.base import AttemptRecord, SessionRecord
 
 LOST = Cause(CauseKind.SANDBOX_LOST)
@@ -26,12 +26,14 @@ def lost_outcome(
     now: float,
     *,
     note: str = "",
+    printed: str = "",
     sequence: int | None = None,
     started_at: float | None = None,
     cause: Cause = LOST,
     ending: Ending = Ending.LOST,
 ) -> Outcome:
-    """The sandbox ended before the outcome could be fetched: whether the code finished is not known."""
+    """The sandbox ended before the outcome could be fetched: whether the code finished is not known. `printed` is
+    what was heard of it until then."""
     receipt = Receipt(
         session=str(session.key),
         epoch=session.epoch,
@@ -43,9 +45,10 @@ def lost_outcome(
         ended_at=now,
         ending=ending,
         state=State.LOST,
+        bytes_out=len(printed.encode("utf-8", "replace")),
         cause=cause,
     )
-    return Outcome(receipt, notes=(note,) if note else ())
+    return Outcome(receipt, Output(printed), notes=(note,) if note else ())
 
 
 def never_started_outcome(

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     IPvAnyNetwork,
@@ -43,6 +44,15 @@ Seconds = Annotated[float, Field(gt=0, le=366 * 86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 PathPrefix = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
+
+
+def _named(place: object) -> object:
+    if place == "":  # of a shell variable that is not set, say: a Path would make the working directory of it
+        raise ValueError("is empty: name a path")
+    return place
+
+
+Place = Annotated[Path, BeforeValidator(_named)]
 
 
 class Group(BaseModel):
@@ -111,7 +121,7 @@ class BrowserSettings(Group):
     ports: tuple[Port, ...] = Field((80, 443, 8080, 8443), description="ports that may be connected to")
     proxy: str | None = Field(None, description="http://HOST:PORT for all pages; its address must be permitted")
     max_page_bytes: int = Field(20 << 20, ge=1024, description="of one page, decompressed")
-    vocabulary_dir: Path | None = Field(None, description="folder with o200k_base.tiktoken, for exact page windows")
+    vocabulary_dir: Place | None = Field(None, description="folder with o200k_base.tiktoken, for exact page windows")
     instructions: str | None = Field(None, description="replaces the prompt text")
 
 
@@ -125,7 +135,7 @@ class SearchSettings(Group):
     searxng_url: str | None = Field(None, description="an instance of yours, for example http://searx.example:8888")
     keyless: bool = Field(False, description="permit online search without a key (the extra ddgs)")
     deadline_s: Seconds = Field(30.0, description="a search's time, all providers and retries together")
-    corpus_file: Path | None = Field(None, description="the corpus' index; none: corpus.sqlite in state_dir")
+    corpus_file: Place | None = Field(None, description="the corpus' index; none: corpus.sqlite in state_dir")
 
     @field_validator("searxng_url")
     @classmethod
@@ -171,7 +181,7 @@ class StoreSettings(Group):
 
     kind: Literal["auto", "sqlite", "redis"] = Field("auto", description="auto: redis when there is a url for it")
     url: SecretStr | None = Field(None, description="redis://:PASSWORD@HOST:PORT/0, or rediss:// with TLS")
-    url_file: Path | None = Field(None, description="a file with nothing but the url")
+    url_file: Place | None = Field(None, description="a file with nothing but the url")
     prefix: str = Field("toolhost:", min_length=1, max_length=64, description="of all keys in Redis")
 
     @model_validator(mode="after")
@@ -194,7 +204,7 @@ class StoreSettings(Group):
 class AuthSettings(Group):
     """Who may connect."""
 
-    tokens_file: Path | None = Field(None, description="lines NAME:SCOPES:SHA256, see `toolhost tokens`")
+    tokens_file: Place | None = Field(None, description="lines NAME:SCOPES:SHA256, see `toolhost tokens`")
     insecure: bool = Field(False, description="serve beyond this machine without tokens")
     retained_keys: Literal["random", "any"] = Field("random", description="off loopback: long random keys, or any")
     failures_per_minute: Count = 30
@@ -212,7 +222,7 @@ class ClientSettings(Group):
 
     url: str | None = Field(None, description="http://HOST:PORT/PREFIX; none: what server.listen says")
     token: SecretStr | None = None
-    token_file: Path | None = Field(None, description="a file with nothing but the token")
+    token_file: Place | None = Field(None, description="a file with nothing but the token")
 
     @field_validator("url")
     @classmethod
@@ -225,7 +235,7 @@ class ClientSettings(Group):
 
 
 class BubblewrapSettings(Group):
-    environment_dir: Path | None = Field(None, description="what `toolhost setup` made; none: where it makes it")
+    environment_dir: Place | None = Field(None, description="what `toolhost setup` made; none: where it makes it")
 
 
 class DockerSettings(Group):
@@ -240,10 +250,10 @@ class RaySettings(Group):
     """Sessions on the nodes of a Ray cluster (sandbox.backend = "ray"). Paths are the same on every node."""
 
     address: str = Field("auto", description="HOST:PORT of the head; auto: the cluster of the Ray node that runs here")
-    token_file: Path | None = Field(None, description="Ray's token; none: cluster/token in state_dir if it is there")
-    owner_file: Path | None = Field(None, description="the owner's id and secret, on all nodes; none: in state_dir")
+    token_file: Place | None = Field(None, description="Ray's token; none: cluster/token in state_dir if it is there")
+    owner_file: Place | None = Field(None, description="the owner's id and secret, on all nodes; none: in state_dir")
     local: Literal["bubblewrap", "docker"] = Field("bubblewrap", description="what isolates on each node")
-    node_state_dir: Path | None = Field(None, description="where nodes keep files; none: state_dir")
+    node_state_dir: Place | None = Field(None, description="where nodes keep files; none: state_dir")
     relay_host: str = Field("", description="the address that nodes' relays bind; none: the one Ray knows a node by")
     relay_port: int = Field(0, ge=0, le=65535, description="their port; 0: a free one, kept over restarts")
     fence_s: float = Field(5.0, ge=2, le=600, description="a sandbox ends itself without its NodeHost for so long")
@@ -258,11 +268,11 @@ class GatewaySettings(Group):
     model_url: str | None = Field(None, description="the model server, up to /v1")
     dialect: Literal["chat", "responses", "anthropic"] = Field("chat", description="what the model server speaks")
     model: str | None = Field(None, description="the model for requests that name none; none: the server's first")
-    api_key_file: Path | None = Field(None, description="a file with the model server's key")
+    api_key_file: Place | None = Field(None, description="a file with the model server's key")
     tools: tuple[str, ...] = Field((), description="HOST:PORT/namespace or MCP URLs")
     remote_servers: tuple[str, ...] = Field((), description="URLs that mcp tools of requests may name, as prefixes")
     store: str | None = Field(None, description="sqlite:///FILE or redis://HOST:PORT/0; none: a file in state_dir")
-    keys_file: Path | None = Field(None, description="Fernet keys, newest first; none: made in state_dir")
+    keys_file: Place | None = Field(None, description="Fernet keys, newest first; none: made in state_dir")
     ttl_s: Seconds = Field(30 * 86400, description="responses and chains are kept this long after their last change")
     session_ttl_s: Seconds = Field(3600, description="a chain's sandbox is kept this long after its last use")
     lease_s: Seconds = Field(15.0, description="a gateway that is silent for so long has died")
@@ -313,7 +323,7 @@ class Settings(BaseSettings):
         frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__", env_ignore_empty=True
     )
 
-    state_dir: Path = Field(default_factory=lambda: default_state_dir(), description="ledger, owner secret, workspaces")
+    state_dir: Place = Field(default_factory=lambda: default_state_dir(), description="ledger, owner secret, files")
     server: ServerSettings = ServerSettings()  # type: ignore[call-arg]
     log: LogSettings = LogSettings()  # type: ignore[call-arg]
     python: PythonSettings = PythonSettings()  # type: ignore[call-arg]

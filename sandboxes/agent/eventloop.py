@@ -15,12 +15,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
     from collections.abc import Coroutine
+    from types import FrameType
     from typing import Any
 
     from .channel import Channel
     from .interrupts import Interrupts
 
 globals()["__builtins__"] = BUILTINS
+
+# Values fixed by CPython: inspect.CO_COROUTINE, CO_ITERABLE_COROUTINE and CO_ASYNC_GENERATOR.
+_ANY_COROUTINE = 0x80 | 0x100 | 0x200
 
 
 class EventLoop:
@@ -58,16 +62,25 @@ class EventLoop:
             self._loop = asyncio.new_event_loop()
         return self._loop
 
-    def _cancel(self) -> bool:
+    def _cancel(self, frame: FrameType | None) -> bool:
         """Cancels the waiting cell. False while a task runs, or if cancelled before: KeyboardInterrupt then."""
-        asyncio = pristine.load("asyncio")
-        if self._loop is None or self._task is None or self._cancelled or asyncio.current_task(self._loop) is not None:
+        if self._loop is None or self._task is None or self._cancelled or self._working(frame) is not None:
             return False
         if not self._task.cancel():
             return True  # it has ended
         self._cancelled = self._interrupts.landed = True
         self._loop.call_soon_threadsafe(lambda: None)  # wakes the selector: a signal alone does not
         return True
+
+    def _working(self, frame: FrameType | None) -> Task[Any] | None:
+        """The task whose code `frame` is in. A task that has just waited is still the current one while asyncio notes
+        down what for: an exception raised there would lose it, and say nothing of where it waited."""
+        task: Task[Any] | None = pristine.load("asyncio").current_task(self._loop)
+        while task is not None and frame is not None:
+            if frame.f_code.co_flags & _ANY_COROUTINE:
+                return task
+            frame = frame.f_back
+        return None
 
     def has_tasks(self) -> bool:
         """Whether earlier cells left tasks that have not ended."""
@@ -86,7 +99,7 @@ class EventLoop:
         poll = select.poll()
         poll.register(channel.fd, select.POLLIN)
         # An interrupt now is meant for the cell that waits, and that only a task at work can keep waiting.
-        self._interrupts.idle = lambda: asyncio.current_task(loop) not in (None, wake) and bool(poll.poll(0))
+        self._interrupts.idle = lambda frame: self._working(frame) not in (None, wake) and bool(poll.poll(0))
         try:
             loop.run_forever()
         finally:

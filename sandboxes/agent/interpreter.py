@@ -242,7 +242,7 @@ class Interpreter:
     def _in_thread(self, cell: Cell) -> object:
         if cell.statements is not None:
             self._world.call(cell.statements, self._interrupts)
-        if cell.expression is None or os.getpid() != self._pid:
+        if cell.expression is None:
             return None
         return self._world.call(cell.expression, self._interrupts)
 
@@ -281,8 +281,6 @@ class Interpreter:
         if kind is IPythonMissing:
             run.error = str(error)
             return
-        if os.getpid() != self._pid:
-            return
         try:
             with self._interrupts:
                 run.error = render(error, self._sources, run.cap)
@@ -291,11 +289,16 @@ class Interpreter:
             run.error = run.error or f"(no traceback: {type(trouble).__name__})\n{kind.__name__}"
 
     def _quit_child(self, run: _Run) -> None:
-        """A child that user code forked and that fell out of the cell ends here, quietly."""
+        """A child that user code forked and that fell out of the cell ends here: what it raised is all it shows."""
         status = run.exit_status
         if not isinstance(status, int):
             status = 0 if run.outcome == "ok" or (status is None and run.outcome == "exited") else 1
         self._streams.flush()
+        if run.error is not None and run.outcome == "raised":
+            try:  # noqa: SIM105 - contextlib is not imported here
+                os.write(2, run.error.encode("utf-8", "backslashreplace") + b"\n")
+            except OSError:  # it has closed its stderr
+                pass
         os._exit(status & 0xFF)
 
     def _finish(self, run: _Run) -> None:

@@ -36,10 +36,10 @@ class Interrupts:
         """Set directly only where a call would be seen by a trace function of the user's."""
         self.landed = False
         """Whether an interrupt has reached user code since the cell began."""
-        self.cancel: Callable[[], bool] | None = None
+        self.cancel: Callable[[FrameType | None], bool] | None = None
         """Set while a cell runs in the event loop: cancels it (sets `landed`), or lets one that has ended be. False:
-        that was not possible."""
-        self.idle: Callable[[], bool] | None = None
+        that was not possible. Told which frame was interrupted."""
+        self.idle: Callable[[FrameType | None], bool] | None = None
         """Set while only background tasks run: whether one of them is keeping the next cell waiting."""
         self._own = self._handle  # one object, to know it again without asking what user code installed
         _signal.signal(SIGHUP, hung_up)
@@ -57,10 +57,10 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.armed:
-            if self.cancel is None or not self.cancel():
+            if self.cancel is None or not self.cancel(frame):
                 self.landed = True
                 raise KeyboardInterrupt
-        elif self.idle is not None and self.idle():
+        elif self.idle is not None and self.idle(frame):
             raise KeyboardInterrupt
 
     def __enter__(self) -> None:

@@ -20,6 +20,8 @@ _NOTES = 20
 _NOTE_CHARACTERS = 1000
 _IMAGES = 20
 _FILES = 50
+# The most that the interpreter adds to a value or an error that it has cut: the line that says so.
+_MARK = 100
 
 
 _NOTHING = Capture(1)
@@ -146,7 +148,7 @@ def images(value: object, data: str) -> list[dict[str, str]]:
 
 
 def _shorten(text: str | None, cap: int) -> str | None:
-    if text is None or len(text) <= cap:
+    if text is None or len(text) <= cap + _MARK:  # not cut twice: the count in the mark would go
         return text
     half = cap // 2
     return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[len(text) - half :]}"

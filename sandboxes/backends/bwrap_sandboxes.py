@@ -29,7 +29,8 @@ from sandboxes.backends.bwrap_system import system_arguments
 from sandboxes.backends.bwrap_view import DATA, Settings, View
 from sandboxes.backends.owner_files import OwnerFiles, Record
 from sandboxes.backends.pidfd import Process
-from sandboxes.backends.stage import Stage
+from sandboxes.backends.stage import IN_MEMORY, Stage
+from sandboxes.backends.tmpfs import tmpfs_options, tmpfs_sizes
 from sandboxes.backends.uids import UidRange, Uids
 from sandboxes.backends.workspaces import Workspaces
 from sandboxes.errors import BackendError, EngineUnavailable, EnvironmentMissing, NoCapacity, StateLost
@@ -162,7 +163,7 @@ class Sandboxes:
     ) -> bwrap_process.Bubblewrap:
         """Starts bubblewrap up to where the agent would begin. `fds`: of the configuration, and of the listener."""
         command = ["--remount-ro", "/", "--chdir", "/", "--", *self.view.command(), f"fd:{fds[0]}", "early"]
-        with self._filter() as filters, self._shown(self.workspaces.data(record.handle.workspace)) as data:
+        with self._filter() as filters, self._shown(self.workspaces.data(record.handle.workspace), limits) as data:
             arguments = [*self.view.arguments(limits), "--bind", str(data), DATA]
             if filters is not None:
                 arguments += ["--seccomp", str(filters)]
@@ -200,9 +201,15 @@ class Sandboxes:
         self.files.write(record)
         return record
 
-    def _shown(self, data: Path) -> contextlib.AbstractContextManager[Path]:
-        """A workspace's data under a path that the sandbox's uid can reach, until bubblewrap has its own view."""
-        return contextlib.nullcontext(data) if self.rights is None else self.rights.stage.showing(data)
+    def _shown(self, data: Path, limits: Limits | None = None) -> contextlib.AbstractContextManager[Path]:
+        """A workspace's data under a path that the sandbox's uid can reach, until bubblewrap has its own view; with
+        `limits`, directories in memory too."""
+        if self.rights is None:
+            return contextlib.nullcontext(data)
+        in_memory: dict[str, str] = {}
+        if limits is not None:
+            in_memory = dict(zip(IN_MEMORY, map(tmpfs_options, tmpfs_sizes(limits)), strict=True))
+        return self.rights.stage.showing(data, in_memory)
 
     def _program(self, uid: int, limits: Limits) -> list[str]:
         if self.rights is None:

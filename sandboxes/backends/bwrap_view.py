@@ -12,6 +12,7 @@ from pathlib import Path
 from sandboxes.backends.bwrap_process import NAMESPACES
 from sandboxes.backends.bwrap_system import etc_arguments, system_arguments
 from sandboxes.backends.stage import Stage
+from sandboxes.backends.tmpfs import tmpfs_sizes
 from sandboxes.environment import Environment, Mount
 from sandboxes.owner import Owner
 from sandboxes.spec import Limits, SandboxSpec
@@ -69,14 +70,19 @@ class View:
             *etc_arguments(reach("etc", settings.etc)),
         ]
         arguments += ["--proc", "/proc", "--dev", "/dev"]
-        arguments += ["--perms", "1777", "--size", str(limits.shm_bytes), "--tmpfs", "/dev/shm"]
-        arguments += ["--remount-ro", "/dev"]
-        arguments += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]
+        tmp_bytes, shm_bytes = tmpfs_sizes(limits)
+        arguments += [*self._in_memory("shm", shm_bytes), "/dev/shm", "--remount-ro", "/dev"]
+        arguments += [*self._in_memory("tmp", tmp_bytes), "/tmp"]
         for directory in settings.environment.directories:
             arguments += ["--perms", "0755", "--dir", str(directory)]
         for name, mount in settings.mounts().items():
             arguments += ["--ro-bind", str(reach(name, mount.source)), str(mount.target)]
         return [*arguments, "--ro-bind", str(reach("agent", settings.agent)), AGENT]
+
+    def _in_memory(self, name: str, size: int) -> list[str]:
+        if self.stage is not None:
+            return ["--bind", str(self.stage.path(name))]
+        return ["--perms", "1777", "--size", str(size), "--tmpfs"]
 
     def _reach(self, name: str, source: Path) -> Path:
         return source if self.stage is None else self.stage.path(name)

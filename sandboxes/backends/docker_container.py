@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.agent import wire
+from sandboxes.backends.tmpfs import LEAST_BYTES, SPARE_BYTES, tmpfs_options, tmpfs_sizes
 from sandboxes.errors import IsolationUnavailable
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, Limits, SandboxSpec
@@ -36,8 +37,7 @@ SPARE_PROCESSES = 8
 SENTRY_PROCESSES = 512
 SENTRY_FACTOR = 4
 # tmpfs pages count as the container's memory and cannot be reclaimed: a full one must leave PID 1 this much.
-SPARE_BYTES = 64 << 20
-SMALLEST_BYTES = SPARE_BYTES + (16 << 20)
+SMALLEST_BYTES = SPARE_BYTES + LEAST_BYTES
 MAX_CONFIGURATION = 60_000  # what a pipe holds, and some
 VARIABLES = {"HOME": DATA, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "user", "MPLBACKEND": "Agg"}
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -96,20 +96,6 @@ def handle_of(container: str, found: Mapping[str, str]) -> Handle:
         workspace=found[f"{LABEL}workspace"],
         created_at=float(found[f"{LABEL}created"]),
     )
-
-
-def tmpfs_sizes(limits: Limits) -> tuple[int, int]:
-    """Bytes for /tmp and /dev/shm that, both full, leave PID 1 its spare memory. Raises IsolationUnavailable."""
-    if limits.memory_bytes < SMALLEST_BYTES:
-        raise IsolationUnavailable(
-            f"a memory limit of {limits.memory_bytes >> 20} MiB leaves no room for a sandbox: "
-            f"set at least {SMALLEST_BYTES >> 20} MiB"
-        )
-    room = limits.memory_bytes - SPARE_BYTES
-    wanted = limits.tmp_bytes + limits.shm_bytes
-    if wanted <= room:
-        return limits.tmp_bytes, limits.shm_bytes
-    return limits.tmp_bytes * room // wanted, limits.shm_bytes * room // wanted
 
 
 def configuration(
@@ -173,12 +159,21 @@ def creation(
     network: str,
 ) -> dict[str, Any]:
     """The body of the engine's "create a container". The default seccomp profile applies because none is named;
-    the agent adds its own filter to it (see `configuration`)."""
+    the agent adds its own filter to it (see `configuration`). Raises IsolationUnavailable."""
+    if spec.limits.memory_bytes < SMALLEST_BYTES:
+        raise IsolationUnavailable(
+            f"a memory limit of {spec.limits.memory_bytes >> 20} MiB leaves no room for a sandbox: "
+            f"set at least {SMALLEST_BYTES >> 20} MiB"
+        )
     tmp_bytes, shm_bytes = tmpfs_sizes(spec.limits)
+
+    def in_memory(size: int) -> str:
+        return f"rw,noexec,nosuid,nodev,{tmpfs_options(size)}"
+
     attached = place.channel is None
-    binds = [f"{place.agent}:{AGENT}:ro", f"{place.data}:{DATA}:rw"]
+    mounts = [mount(place.agent, AGENT, read_only=True), mount(place.data, DATA)]
     if place.channel is not None:
-        binds.append(f"{place.channel}:{CHANNEL}:rw")
+        mounts.append(mount(place.channel, CHANNEL))
     return {
         "Image": image,
         # The configuration holds the nonce, so it comes neither as an argument nor in the environment, which `docker
@@ -201,9 +196,9 @@ def creation(
         "HostConfig": {
             "NetworkMode": network,
             "ReadonlyRootfs": True,
-            "Tmpfs": {"/tmp": f"rw,noexec,nosuid,nodev,size={tmp_bytes},mode=1777"},
+            "Tmpfs": {"/tmp": in_memory(tmp_bytes), "/dev/shm": in_memory(shm_bytes)},
             "ShmSize": shm_bytes,
-            "Binds": binds,
+            "Mounts": mounts,
             "CapDrop": ["ALL"],
             "CapAdd": list(CAPABILITIES),
             "SecurityOpt": ["no-new-privileges:true"],
@@ -225,6 +220,12 @@ def creation(
             **({"Runtime": runtime} if runtime else {}),
         },
     }
+
+
+def mount(place: Path, inside: str, *, read_only: bool = False) -> dict[str, Any]:
+    """A directory of this machine in a container. Not as a text `PLACE:INSIDE`, which no colon may be in, and for which
+    the engine makes a directory where there is none."""
+    return {"Type": "bind", "Source": str(place), "Target": inside, "ReadOnly": read_only}
 
 
 def _host_processes(limits: Limits, own_kernel: bool) -> int:

@@ -14,6 +14,7 @@ from docker import errors
 
 from sandboxes.backends.base import Problem
 from sandboxes.backends.docker_engine import OLDEST_API, Engine, explain
+from sandboxes.environment.image import DEFAULT_TAG
 
 IMAGE_DEADLINE_S = 30.0
 # Printed by the image's Python: its version, and which of the modules that the interpreter would like are missing.
@@ -88,7 +89,7 @@ def image_problems(engine: Engine, image: str, runtime: str | None) -> list[Prob
     try:
         said, code = _run(engine, image, runtime)
     except errors.ImageNotFound:
-        return [Problem(f"the engine has no image {image}", "toolhost setup --docker", fatal=True)]
+        return [Problem(f"the engine has no image {image}", how_to_get(image), fatal=True)]
     except errors.APIError as error:
         return [
             Problem(
@@ -98,6 +99,13 @@ def image_problems(engine: Engine, image: str, runtime: str | None) -> list[Prob
             )
         ]
     return read_look(image, said, code)
+
+
+def how_to_get(image: str) -> str:
+    """What to type when the engine does not have it."""
+    if image == DEFAULT_TAG:
+        return "toolhost setup --docker"
+    return f"docker pull {image}, or toolhost setup --docker --tag {image}"
 
 
 def read_look(image: str, said: str, code: int) -> list[Problem]:

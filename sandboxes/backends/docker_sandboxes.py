@@ -40,6 +40,7 @@ from sandboxes.backends.docker_container import (
     container_name,
     creation,
     handle_of,
+    mount,
     owner_filter,
 )
 from sandboxes.backends.docker_engine import Engine, translating
@@ -154,7 +155,7 @@ class Sandboxes:
             image = self._engine.client(CALL_S).inspect_image(self._settings.image)
         except errors.ImageNotFound:
             raise EnvironmentMissing(
-                f"the engine has no image {self._settings.image}: run: toolhost setup --docker"
+                f"the engine has no image {self._settings.image}: run: {docker_probe.how_to_get(self._settings.image)}"
             ) from None
         for entry in image["Config"].get("Env") or []:
             name, _, value = entry.partition("=")
@@ -322,8 +323,8 @@ class Sandboxes:
     def require_running(self, handle: Handle) -> None:
         state = self._state(handle)
         if state is None or not state["Running"]:
-            ended = "is gone" if state is None else f"has ended ({_ending(state)})"
-            raise StateLost(f"the sandbox {ended}", sandbox=handle.sandbox_id)
+            ended = "was removed" if state is None else f"has ended ({_ending(state)})"
+            raise StateLost(f"its container {ended}", sandbox=handle.sandbox_id)
 
     def poll(self, handle: Handle) -> Status:
         state = self._state(handle)
@@ -416,7 +417,7 @@ class Sandboxes:
             "HostConfig": {
                 "NetworkMode": "none",
                 "ReadonlyRootfs": True,
-                "Binds": [f"{data}:{DATA}:rw"],
+                "Mounts": [mount(data, DATA)],
                 "CapDrop": ["ALL"],
                 "CapAdd": ["DAC_OVERRIDE", "FOWNER"],  # what has no mode, and what has the sticky bit
                 "SecurityOpt": ["no-new-privileges:true"],

@@ -21,12 +21,15 @@ CLONE_NEWNS = 0x00020000
 MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_SLAVE = 0x80000
+MS_NOSUID_NODEV = 0x2 | 0x4
 MNT_DETACH = 0x2
 SLOT = "workspace"
+IN_MEMORY = ("tmp", "shm")
 
 
 class Stage:
-    """The bind mounts: `fixed` ones (name → host path) for all launches, and one more during each launch."""
+    """The bind mounts: `fixed` ones (name → host path) for all launches, and during each launch one more, and
+    directories in memory: bubblewrap's own have a size, and no limit of names."""
 
     def __init__(self, directory: Path, fixed: Mapping[str, Path]) -> None:
         self._directory = directory
@@ -54,20 +57,27 @@ class Stage:
         self._mount("tmpfs", self._directory, 0, kind="tmpfs", data="mode=0755,size=1m")
         for name, source in self._fixed.items():
             self._add(name, source)
-        (self._directory / SLOT).mkdir(mode=0o755)
+        for name in (SLOT, *IN_MEMORY):
+            (self._directory / name).mkdir(mode=0o755)
         self._thread.entered = True
 
     @contextlib.contextmanager
-    def showing(self, source: Path) -> Iterator[Path]:
-        """Mounts a directory in the calling thread's namespace. Raises OSError."""
+    def showing(self, source: Path, in_memory: Mapping[str, str]) -> Iterator[Path]:
+        """Mounts a directory in the calling thread's namespace, and new ones in memory with these options, by the names
+        IN_MEMORY. Raises OSError."""
         self.enter()
-        target = self._directory / SLOT
-        self._mount(str(source), target, MS_BIND | MS_REC)
-        try:
+        with contextlib.ExitStack() as stack:
+            for name, options in in_memory.items():
+                self._mount("tmpfs", self._directory / name, MS_NOSUID_NODEV, kind="tmpfs", data=options)
+                stack.callback(self._unmount, self._directory / name)
+            target = self._directory / SLOT
+            self._mount(str(source), target, MS_BIND | MS_REC)
+            stack.callback(self._unmount, target)
             yield target
-        finally:
-            # Its mount point stays: removing a directory unmounts what lies on it in every other namespace too.
-            self._check(self._libc.umount2(os.fsencode(target), MNT_DETACH), str(target))
+
+    def _unmount(self, target: Path) -> None:
+        # The mount point stays: removing a directory unmounts what lies on it in every other namespace too.
+        self._check(self._libc.umount2(os.fsencode(target), MNT_DETACH), str(target))
 
     def _add(self, name: str, source: Path) -> None:
         target = self._directory / name

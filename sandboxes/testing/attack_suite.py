@@ -348,6 +348,27 @@ class AttackSuite:
         assert re.search("No space left on device|MemoryError", text_of(outcome)), outcome
         assert text_of(await run(at, f"import os\nos.remove('{place}/big')\nwritten < 64 << 20")) == "True"
 
+    async def test_full_directories_in_memory_leave_room_for_the_next_call(self, host: SuiteHost) -> None:
+        small = dataclasses.replace(host.spec.limits, memory_bytes=128 << 20, tmp_bytes=128 << 20, shm_bytes=64 << 20)
+        host.spec = dataclasses.replace(host.spec, limits=small)
+        async with host.manager() as manager:
+            at = attach(manager, "a")
+            for place in ("/tmp", "/dev/shm"):
+                await run(at, f"with open('{place}/full', 'wb') as file:\n    while True: file.write(bytes(1 << 20))")
+            await run(at, "import os\nos._exit(0)")
+            assert text_of(await run(at, "6 * 7")) == "42"
+
+    @pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+    async def test_empty_files_in_memory_leave_room_for_the_next_call(self, host: SuiteHost, place: str) -> None:
+        async with host.manager() as manager:
+            at = attach(manager, "a")
+            fill = f"import os\nfor n in range(200_000): os.close(os.open(f'{place}/{{n}}', os.O_CREAT | os.O_WRONLY))"
+            outcome = await run(at, fill, timeout_s=60)
+            if manager._backend.differences.isdisjoint({"memory-limit-per-process", "memory-limit-ends-sandbox"}):
+                assert "No space left on device" in text_of(outcome), outcome
+            await run(at, "import os\nos._exit(0)")
+            assert text_of(await run(at, "6 * 7")) == "42"
+
     async def test_filling_the_disk_ends_the_call_and_the_next_can_delete(self, host: SuiteHost) -> None:
         await self._fills(
             host,

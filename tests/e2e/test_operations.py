@@ -172,16 +172,16 @@ def _command_lines() -> list[list[str]]:
 # --- shares ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.bubblewrap
+@pytest.mark.parametrize("backend", BACKENDS)
 async def test_200_clients_of_two_principals_share_20_places_fairly_and_the_one_too_many_is_told_when(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     monkeypatch.setattr(rawclient, "PATIENCE_S", 120.0)
     tokens = tokens_file(tmp_path / "tokens", greedy=(Scope.USE,), modest=(Scope.USE,), root=(Scope.ADMIN,))
     limits = {"TOOLHOST_LIFECYCLE__MAX_QUEUE": str(CLIENTS - CAP), "TOOLHOST_LIFECYCLE__QUEUE_S": "120"}
     arguments = ("--tokens-file", str(tmp_path / "tokens"), "--max-sessions", str(CAP))
     root, done = bearer(tokens["root"]), list[str]()
-    with operated(tmp_path, "bubblewrap", *arguments, **limits) as host:
+    with operated(tmp_path, backend, *arguments, **limits) as host:
         await asyncio.to_thread(host.start)
 
         async def holder(number: int) -> None:

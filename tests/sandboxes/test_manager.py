@@ -26,7 +26,7 @@ from sandboxes.errors import (
     SessionUnknown,
     StoreUnavailable,
 )
-from sandboxes.events import ExecutionEvent, Queued
+from sandboxes.events import ExecutionEvent, Printed, Queued
 from sandboxes.lifecycle import CloseReason, Phase, Transition
 from sandboxes.manager import Attachment, SessionManager
 from sandboxes.owner import Owner
@@ -479,6 +479,25 @@ async def test_a_sandbox_that_dies_at_the_call_is_a_lost_outcome(world: World) -
     assert outcome.receipt.ending is Ending.LOST
     assert "variables are lost, files are kept" in outcome.notes[0]
     assert (await run(at, "x", attempt="d")).receipt == outcome.receipt
+
+
+async def test_what_a_call_had_printed_is_in_its_outcome_when_its_sandbox_dies(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    printed: list[str] = []
+    task = asyncio.create_task(
+        at.run(
+            Execution(PythonCall("print('begun')\nprint('y' * 50)\nimport time\ntime.sleep(1000)"), max_characters=20),
+            on_event=lambda event: printed.append(event.text) if isinstance(event, Printed) else None,
+        )
+    )
+    await until(lambda: "begun" in "".join(printed))
+    world.sandboxes[0].agent.die("exit code 137")
+    outcome = await task
+    assert outcome.receipt.ending is Ending.LOST
+    assert outcome.output.head.startswith("begun\nyyy")
+    assert outcome.receipt.bytes_out == len(outcome.output.head) <= 20
 
 
 async def test_one_hung_launch_delays_nobody_else_and_ends(world: World) -> None:

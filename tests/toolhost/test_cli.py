@@ -55,6 +55,33 @@ def test_every_command_has_help(name: str) -> None:
     assert "Usage" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve",),
+        ("stdio",),
+        ("gateway", "--model-url", "http://127.0.0.1:9/v1"),
+        ("sessions", "prune"),
+        ("corpus", "list"),
+        ("cluster", "status"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_empty_state_directory_is_refused_and_nothing_is_written(tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "toolhost", *command, "--state-dir", ""],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 2
+    assert "state_dir (from the command line): is empty" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_version_is_told() -> None:
     assert toolhost("--version").stdout == f"toolhost {__version__}\n"
 

@@ -98,6 +98,14 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["state_dir", "auth.tokens_file", "bubblewrap.environment_dir"])
+def test_an_empty_path_is_not_the_working_directory(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f'{name} = ""')
+    with pytest.raises(ConfigurationError, match=rf"^{name} \(from settings file .*\): is empty"):
+        load(file)
+
+
 def test_settings_cannot_be_changed() -> None:
     settings = load()
     with pytest.raises(ValidationError):

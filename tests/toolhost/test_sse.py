@@ -57,6 +57,7 @@ async def test_a_client_that_asks_for_rich_content_gets_it_after_the_text(host: 
     async with await host.connect(headers=[("x-toolhost-content", "rich")]) as stream:
         result = await stream.tool("python", {"code": "plot()"})
         assert [block["type"] for block in result["content"]] == ["text", "image", "resource_link"]
+        assert result["content"][2]["mimeType"] == "text/csv"
         assert result["structuredContent"]["receipt"]["sequence"] == 2
     async with await host.connect() as stream:
         result = await stream.tool("python", {"code": "plot()"})

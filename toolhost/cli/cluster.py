@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file (TOML).")]
-StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="As for `toolhost serve`.")]
+StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="As for `toolhost serve`.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option("--token-file", metavar="FILE", help="Ray's token, the same on every machine. Default: in state_dir."),
@@ -275,7 +275,7 @@ def _ask(settings: Settings, work: Coroutine[Any, Any, T]) -> T:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _settings(config: Path | None, state_dir: Path | None, token_file: Path | None = None) -> Settings:
+def _settings(config: Path | None, state_dir: str | None, token_file: Path | None = None) -> Settings:
     flags = {"state_dir": state_dir, "ray": {"token_file": token_file}, "sandbox": {"backend": "ray"}}
     try:
         return load(config, flags)

@@ -23,7 +23,7 @@ from toolhost.search.corpus import AddReport, Corpus, CorpusError
 SHOWN_SKIPPED = 10
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file (TOML).")]
-StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="Where the index is kept.")]
+StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="Where the index is kept.")]
 
 app = typer.Typer(
     help="Folders that the browser searches without key or network.",
@@ -39,7 +39,7 @@ def _group() -> None:
 
 
 @contextmanager
-def _opened(config: Path | None, state_dir: Path | None) -> Iterator[Corpus]:
+def _opened(config: Path | None, state_dir: str | None) -> Iterator[Corpus]:
     """The index of this host; what goes wrong with it becomes one line and exit code 2."""
     try:
         settings = load(config, {"state_dir": state_dir})

@@ -42,7 +42,7 @@ class Client(enum.StrEnum):
 
 def doctor(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="As for `toolhost serve`.")] = None,
+    state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="As for `toolhost serve`.")] = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="As for `toolhost serve`.")] = None,
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="As for `toolhost serve`.")] = None,
     client: Annotated[

@@ -45,7 +45,7 @@ def gateway(
         Path | None, typer.Option(metavar="FILE", help="Keys for reasoning that clients keep; shared by replicas.")
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The store's file and the keys.")] = None,
+    state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="The store's file and the keys.")] = None,
     tokens_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Who may connect; see `toolhost tokens`.")
     ] = None,

@@ -34,7 +34,7 @@ COLUMNS = ("SANDBOX OR FILES", "BACKEND", "AGE", "VERDICT", "SESSION", "WHY")
 
 def prune(
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file (TOML).")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The dead host's; as for serve.")] = None,
+    state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="The dead host's; as for serve.")] = None,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this one; default: each that has state there.")
     ] = None,

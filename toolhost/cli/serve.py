@@ -40,7 +40,7 @@ def serve(
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Ledger, owner secret, the sandboxes' files.")
+        str | None, typer.Option(metavar="DIR", help="Ledger, owner secret, the sandboxes' files.")
     ] = None,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="auto, bubblewrap or docker. Default auto.")

@@ -25,7 +25,7 @@ AT_ONCE = 64  # processes of one user; each has a state directory of its own, wh
 
 def stdio(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="As for `toolhost serve`.")] = None,
+    state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="As for `toolhost serve`.")] = None,
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="As for `toolhost serve`.")] = None,
 ) -> None:
     """Serve one MCP client over standard input and output. Its variables last as long as this process.

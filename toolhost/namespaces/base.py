@@ -65,7 +65,7 @@ class Link:
 
     uri: str
     name: str
-    mime: str = "application/octet-stream"
+    mime: str
     size: int | None = None
 
 

@@ -6,6 +6,7 @@ Above: `python`, `container`. Below: sandboxes' public API, `render`.
 from __future__ import annotations
 
 import math
+import mimetypes
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -54,6 +55,10 @@ def uri_of(path: str) -> str:
     return f"file://{quote(path)}"
 
 
+def mime_of(path: str) -> str:
+    return mimetypes.guess_type(path, strict=False)[0] or "application/octet-stream"
+
+
 async def result_of(outcome: Outcome, context: CallContext) -> ToolResult:
     """An outcome as a result: text for everybody, images and links for clients that take them."""
     receipt = receipt_meta(outcome.receipt)
@@ -61,7 +66,8 @@ async def result_of(outcome: Outcome, context: CallContext) -> ToolResult:
     if not context.rich:
         return ToolResult(render(outcome), meta=meta)
     links = [
-        Link(uri_of(file.path), file.path.rpartition("/")[2] or file.path, size=file.size) for file in outcome.files
+        Link(uri_of(file.path), file.path.rpartition("/")[2] or file.path, mime_of(file.path), file.size)
+        for file in outcome.files
     ]
     text = render(outcome)
     # Clients that prefer structured content show the model nothing else: the text must be in it.

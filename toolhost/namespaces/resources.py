@@ -6,7 +6,6 @@ Above: `mcp_server`. Below: sandboxes' public API. Listing and reading make no s
 from __future__ import annotations
 
 import base64
-import mimetypes
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -14,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from sandboxes.errors import SessionUnknown
 from sandboxes.files import FileInfo, Listing
 from toolhost.errors import BadArguments
-from toolhost.namespaces.executions import uri_of
+from toolhost.namespaces.executions import mime_of, uri_of
 
 ROOT = "/mnt/data"
 READ_BYTES = 8 << 20  # of one resource; larger files are for the HTTP API
@@ -67,10 +66,6 @@ def path_of(uri: str) -> str:
     if parts.scheme != "file" or parts.netloc or not path.startswith(f"{ROOT}/") or "\0" in path:
         raise BadArguments(f"not a resource of this server: its URIs are file://{ROOT}/… as resources/list names them")
     return path
-
-
-def mime_of(path: str) -> str:
-    return mimetypes.guess_type(path, strict=False)[0] or "application/octet-stream"
 
 
 def _resource(file: FileInfo) -> dict[str, Any]:

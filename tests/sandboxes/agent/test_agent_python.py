@@ -65,6 +65,24 @@ def test_150000_characters_are_marked_as_cut_and_the_whole_is_in_the_file(link: 
     assert len(Path(output["file"]).read_text()) == 150_000
 
 
+@pytest.mark.parametrize(
+    ("code", "mark"),
+    [
+        ("'x' * 10_000_000", "\n... [cut: 10,000,000 characters in all] ...\n"),
+        ("list(range(100_000))", "\n... [cut: 100,000 items in all] ...\n"),
+        ("dict.fromkeys(range(100_000))", "\n... [cut: 100,000 items in all]"),
+        ("type('T', (), {'__repr__': lambda self: 'x' * 30_000})()", "\n... [10,000 characters cut] ...\n"),
+        ("raise ValueError('x' * 10_000_000)", " characters cut] ...\n"),
+    ],
+)
+def test_a_long_value_or_error_is_cut_once_and_says_how_much_there_is(link: Link, code: str, mark: str) -> None:
+    result = link.run(code)
+    shown = str(result["value"] or result["error"])
+    assert mark in shown
+    assert shown.count("\n... ") == 1
+    assert len(shown) < 20_100
+
+
 def test_endless_printing_keeps_memory_flat_and_the_next_call_works(link: Link, agent: Agent) -> None:
     link.run("x = 7")
     before = memory(agent.pid)

@@ -83,7 +83,7 @@ STATUS = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
 
 
 def masks(status: str) -> list[int]:
-    """The blocked and the ignored signals of a status, without the C library's own: it sets those itself."""
+    """The blocked and the ignored signals of a status, but for the C library's own: it sets them when it needs them."""
     settable = sum(1 << (number - 1) for number in signal.valid_signals())
     return [int(line.split()[1], 16) & settable for line in status.splitlines()]
 

@@ -242,7 +242,7 @@ def test_removed_working_directory_is_left_and_the_note_says_so(python: Interpre
     assert "working directory" in answer["note"]
 
 
-def test_forked_child_that_falls_out_of_the_cell_is_quiet_and_never_answers(python: InterpreterProcess) -> None:
+def test_forked_child_that_falls_out_of_the_cell_never_answers_or_shows_a_value(python: InterpreterProcess) -> None:
     code = """import os
 child = os.fork()
 if child == 0:
@@ -254,6 +254,25 @@ os.getpid()"""
     assert answer["output"] == "child\n"
     assert answer["value"] == str(python.process.pid)
     assert python.run("status")["value"] == "0"
+    check_next_call_works(python)
+
+
+@pytest.mark.parametrize("first", ["", "import asyncio\nawait asyncio.sleep(0)\n"])
+def test_forked_child_runs_the_cell_to_its_last_line_and_shows_what_it_raised(
+    python: InterpreterProcess, first: str
+) -> None:
+    code = (
+        first
+        + "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\n{'parent': 7}['parent' if child else 'child']"
+    )
+    answer = python.run(code)
+    assert (answer["outcome"], answer["value"]) == ("ok", "7")
+    assert answer["output"].endswith("KeyError: 'child'\n")
+    assert f"line {code.count(chr(10)) + 1}, in <module>" in answer["output"]
+    answer = python.run(
+        first + "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nprint('child', child == 0)"
+    )
+    assert answer["output"] == "child True\nchild False\n"
     check_next_call_works(python)
 
 

@@ -53,6 +53,50 @@ def test_interrupt_ends_the_cell_and_keeps_variables(python: InterpreterProcess,
     check_state_kept(python)
 
 
+# What a task does last, when it waits, is asyncio's own: the task is still the current one, and no code of it runs.
+NOTING_DOWN = """import asyncio, os
+loop = asyncio.get_running_loop()
+note_down = loop.call_soon
+def note_down_slowly(*args, **options):
+    loop.call_soon = note_down
+    print('GO')
+    while not os.path.exists('interrupted'): pass
+    return note_down(*args, **options)
+"""
+
+
+def interrupt_the_noting_down(python: InterpreterProcess) -> None:
+    python.interrupt()
+    (python.directory / "interrupted").touch()
+
+
+def test_interrupt_in_asyncios_own_code_comes_to_the_cell_where_it_waits(python: InterpreterProcess) -> None:
+    code = NOTING_DOWN + (
+        "loop.call_soon = note_down_slowly\ntry:\n    while True: await asyncio.sleep(0)\n"
+        "finally:\n    await asyncio.sleep(0)\n    print('in order')"
+    )
+    number = python.send(code)
+    python.output_until("GO\n")
+    interrupt_the_noting_down(python)
+    answer = python.result(number)
+    assert (answer["outcome"], answer["output"]) == ("interrupted", "in order\n")
+    assert "line 11, in <module>\n    while True: await asyncio.sleep(0)\n" in answer["error"]
+    check_state_kept(python)
+
+
+def test_interrupt_in_asyncios_own_code_loses_no_background_task(python: InterpreterProcess) -> None:
+    code = NOTING_DOWN + (
+        "async def work():\n    await asyncio.sleep(0.05)\n    loop.call_soon = note_down_slowly\n"
+        "    await asyncio.sleep(0)\n    print('done')\ntask = asyncio.create_task(work())\n0"
+    )
+    assert python.run(code)["outcome"] == "ok"
+    python.output_until("GO\n")
+    number = python.send("await task\nx + 1")
+    interrupt_the_noting_down(python)
+    answer = python.result(number)
+    assert (answer["outcome"], answer["value"], answer["output"]) == ("ok", "42", "done\n")
+
+
 def test_interrupted_await_shows_where_it_was_waiting(python: InterpreterProcess) -> None:
     code = (
         "import asyncio\nasync def deep():\n"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sandboxes.backends.docker_container import (
     LABEL,
     SMALLEST_BYTES,
-    SPARE_BYTES,
     Identity,
     Place,
     configuration,
@@ -20,8 +19,8 @@ from sandboxes.backends.docker_container import (
     creation,
     handle_of,
     labels,
-    tmpfs_sizes,
 )
+from sandboxes.backends.tmpfs import SPARE_BYTES, tmpfs_sizes
 from sandboxes.errors import IsolationUnavailable
 from sandboxes.owner import Owner
 from sandboxes.spec import Limits, SandboxSpec
@@ -58,7 +57,7 @@ def test_sizes_that_fit_are_kept() -> None:
 
 def test_memory_limit_that_leaves_no_room_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(IsolationUnavailable, match="at least 80 MiB"):
-        tmpfs_sizes(Limits(memory_bytes=SMALLEST_BYTES - 1))
+        body(SandboxSpec(limits=Limits(memory_bytes=SMALLEST_BYTES - 1)))
 
 
 def test_nonce_is_nowhere_in_what_the_engine_is_told() -> None:
@@ -90,7 +89,7 @@ def test_attached_container_keeps_no_log_of_what_user_code_prints() -> None:
     host = body(SandboxSpec(), Place(PLACE.agent, PLACE.data, None))["HostConfig"]
     assert isinstance(host, dict)
     assert host["LogConfig"] == {"Type": "none", "Config": {}}
-    assert not [bind for bind in host["Binds"] if "/run/toolhost" in bind]
+    assert not [mount for mount in host["Mounts"] if "/run/toolhost" in mount["Target"]]
 
 
 def test_process_limit_is_held_by_the_control_group_or_by_the_kernel_inside() -> None:

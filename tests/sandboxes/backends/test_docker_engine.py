@@ -18,8 +18,9 @@ from sandboxes.backends import docker_sandboxes
 from sandboxes.backends.base import Life
 from sandboxes.backends.docker import DockerBackend
 from sandboxes.backends.docker_container import LABEL
-from sandboxes.backends.docker_probe import engine_problems, old_engine, read_look
+from sandboxes.backends.docker_probe import engine_problems, how_to_get, old_engine, read_look
 from sandboxes.client import AgentClient
+from sandboxes.environment.image import DEFAULT_TAG
 from sandboxes.errors import EngineUnavailable, EnvironmentMissing, IsolationUnavailable, StateLost
 from sandboxes.spec import Limits, SandboxSpec
 from tests.sandboxes.backends.docker_host import ENGINE, IMAGE, SMALL, DockerHost, engine
@@ -181,12 +182,16 @@ async def test_missing_engine_is_named_with_what_to_do(tmp_path: Path) -> None:
     await backend.close()
 
 
+def test_our_own_image_is_built() -> None:
+    assert how_to_get(DEFAULT_TAG) == "toolhost setup --docker"
+
+
 @live
-async def test_missing_image_names_the_command_that_builds_it(tmp_path: Path) -> None:
+async def test_missing_image_names_the_command_that_brings_just_this_one(tmp_path: Path) -> None:
     backend = DockerHost(tmp_path).backend(image="toolhost-none:none")
-    with pytest.raises(EnvironmentMissing, match="toolhost setup --docker"):
+    with pytest.raises(EnvironmentMissing, match="run: docker pull toolhost-none:none, or toolhost setup"):
         await backend.open()
-    assert any("toolhost setup --docker" in problem.mend and problem.fatal for problem in await backend.probe())
+    assert any(problem.mend.endswith("--tag toolhost-none:none") and problem.fatal for problem in await backend.probe())
     await backend.close()
 
 

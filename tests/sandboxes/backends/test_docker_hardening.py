@@ -93,14 +93,22 @@ async def test_every_guarantee_is_in_what_the_engine_reports(inside: Inside) -> 
     assert host["NanoCpus"] == int(SMALL.limits.cpus * 1e9)
     assert host["PidsLimit"] == SMALL.limits.processes + 8
     assert host["ShmSize"] == SMALL.limits.shm_bytes
-    assert set(host["Tmpfs"]) == {"/tmp"}
-    assert "noexec" in host["Tmpfs"]["/tmp"]
+    assert set(host["Tmpfs"]) == {"/tmp", "/dev/shm"}
+    assert all("noexec" in options and "nr_inodes" in options for options in host["Tmpfs"].values())
     assert host["LogConfig"]["Config"] == {"max-size": "256k", "max-file": "1"}
     assert host["RestartPolicy"]["Name"] == "no"
     assert host["IpcMode"] == "private"
     assert host["PidMode"] == host["UTSMode"] == ""
     assert not host["Devices"]
     assert found["Config"]["User"] == "0:0"
+
+
+@pytest.mark.parametrize("options", [{}, {"channel": "attach"}], ids=["socket", "attach"])
+async def test_a_state_directory_may_have_any_name(tmp_path: Path, options: dict[str, Any]) -> None:
+    directory = tmp_path / "a:b,ro ü"
+    directory.mkdir()
+    async with sandbox(directory, options) as inside:
+        assert await inside.says("open('/mnt/data/f', 'w').write('kept')") == "4"
 
 
 async def test_labels_name_owner_purpose_version_and_no_session(inside: Inside) -> None:
@@ -217,10 +225,18 @@ async def test_full_tmp_leaves_the_agent_the_files_and_the_next_call_alive(insid
     assert await inside.says("x") == "1"
 
 
-async def test_full_tmp_by_empty_files_ends_in_an_error_too(inside: Inside) -> None:
-    code = "import os\nfor n in range(10_000_000): os.close(os.open(f'/tmp/{n}', os.O_CREAT | os.O_WRONLY))"
-    outcome = await inside.run(code, 30)
-    assert outcome.receipt.ending is not Ending.OK
+async def test_empty_files_fill_tmp_before_they_fill_the_memory(inside: Inside) -> None:
+    code = (
+        "import errno, os\n"
+        "for place in ('/tmp', '/dev/shm'):\n"
+        "    try:\n"
+        "        for n in range(10_000_000): os.close(os.open(f'{place}/{n}', os.O_CREAT | os.O_WRONLY))\n"
+        "    except OSError as error:\n"
+        "        print(place, errno.errorcode[error.errno])\n"
+    )
+    assert await inside.says(code, 30) == "/tmp ENOSPC\n/dev/shm ENOSPC"
+    assert await inside.answers()
+    await inside.run("os._exit(0)")  # there is room for a new interpreter too
     assert await inside.answers()
 
 
