@@ -93,9 +93,14 @@ def memory_bytes(pids: Iterable[int]) -> int:
     return total
 
 
+def everything() -> dict[int, int]:
+    """All processes of the machine, with their parents."""
+    return dict(_parents())
+
+
 def tree(root: int) -> list[int]:
     """A process and all that descend from it."""
-    parents = dict(_parents())
+    parents = everything()
     found = [root]
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid]

@@ -10,7 +10,14 @@ from benchmarks import tables, targets
 from benchmarks.tables import Table
 
 BEGIN, END = "<!-- benchmark: begin (python -m benchmarks --readme) -->", "<!-- benchmark: end -->"
-README = ("warm", "first", "pandas", "concurrent", "memory-machine")  # the others are in docs/performance.md
+README = (  # the others are in docs/performance.md
+    "warm",
+    "first",
+    "pandas",
+    "concurrent",
+    "memory-machine",
+    "memory-processes",
+)
 
 
 def write(directory: Path, machine: Mapping[str, object], found: Sequence[Table]) -> str:

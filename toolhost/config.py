@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 import urllib.request
 from collections.abc import Mapping
@@ -109,6 +110,10 @@ class PythonSettings(Group):
     preimports: tuple[str, ...] = Field((), description="modules loaded before an interpreter is ready")
 
 
+DOMAIN = re.compile(r"(\*?\.)?[\w-]+(\.[\w-]+)*\.?")
+"""A host name as lists of domains have it."""
+
+
 class BrowserSettings(Group):
     """What the browser may open and how much it keeps to."""
 
@@ -123,6 +128,22 @@ class BrowserSettings(Group):
     max_page_bytes: int = Field(20 << 20, ge=1024, description="of one page, decompressed")
     vocabulary_dir: Place | None = Field(None, description="folder with o200k_base.tiktoken, for exact page windows")
     instructions: str | None = Field(None, description="replaces the prompt text")
+
+    @field_validator("allow_domains", "deny_domains")
+    @classmethod
+    def _domains(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """A URL, for instance, would match no host: a list of what is denied would deny nothing."""
+        for domain in value:
+            if not DOMAIN.fullmatch(domain.strip()):
+                raise ValueError(f"{domain!r} is not a host name like example.org or *.example.org")
+        return value
+
+    @field_validator("proxy")
+    @classmethod
+    def _proxy(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^\s/?#]+/?", value):
+            raise ValueError("must be like http://HOST:PORT")
+        return value
 
 
 class SearchSettings(Group):
@@ -272,7 +293,7 @@ class GatewaySettings(Group):
     tools: tuple[str, ...] = Field((), description="HOST:PORT/namespace or MCP URLs")
     remote_servers: tuple[str, ...] = Field((), description="URLs that mcp tools of requests may name, as prefixes")
     store: str | None = Field(None, description="sqlite:///FILE or redis://HOST:PORT/0; none: a file in state_dir")
-    keys_file: Place | None = Field(None, description="Fernet keys, newest first; none: made in state_dir")
+    keys_file: Place | None = Field(None, description="Fernet keys that exist, newest first; none: made in state_dir")
     ttl_s: Seconds = Field(30 * 86400, description="responses and chains are kept this long after their last change")
     session_ttl_s: Seconds = Field(3600, description="a chain's sandbox is kept this long after its last use")
     lease_s: Seconds = Field(15.0, description="a gateway that is silent for so long has died")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
-from toolhost.config import Settings
+from toolhost.config import DOMAIN, Settings
 from toolhost.errors import Refused
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -34,7 +34,6 @@ _CONTENT = b"x-toolhost-content"
 _ALLOW = b"x-toolhost-allow-domains"
 _DENY = b"x-toolhost-deny-domains"
 
-DOMAIN = re.compile(r"(\*?\.)?[\w-]+(\.[\w-]+)*\.?")
 MAX_DOMAINS = 500
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from filelock import FileLock, Timeout
 from prometheus_client import CollectorRegistry
 
+from sandboxes import locks
 from sandboxes.backends.base import Backend
 from sandboxes.lifecycle import LIVE
 from sandboxes.manager import SessionManager
@@ -164,10 +164,9 @@ def only_host(state_dir: Path) -> Iterator[None]:
 
     The lock goes with the process, however it ends. Raises StateDirectoryTaken, ConfigurationError.
     """
-    lock = FileLock(state_dir / "lock", mode=0o600)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
+        lock = locks.take(state_dir / "lock", 0o600)
+    except locks.Held:
         raise StateDirectoryTaken(
             f"another host runs on the state directory {state_dir}; stop it, or give this one another --state-dir"
         ) from None

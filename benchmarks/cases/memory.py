@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.bench import Bench, session
 from benchmarks.peers import peer
-from benchmarks.processes import memory_bytes, memory_used_bytes, tree
+from benchmarks.processes import everything, memory_bytes, memory_used_bytes, tree
 from benchmarks.raw_client import RawClient
 from benchmarks.samples import Samples
 from benchmarks.tables import Table
@@ -19,11 +22,13 @@ from tests.support.host import RunningHost
 SETTLE_S = 8.0  # the agent's workers end, and the kernel frees what it had for processes that are gone
 
 AT_ONCE = 4  # starts
+OTHERS_SHARE = 0.05  # of what is measured: by so much the memory of other processes may change meanwhile
+ENGINE = ("dockerd", "containerd")
 BY_THE_MACHINE = (
     "Its memory in use after and before, divided by the sessions: agent, interpreter, the engine's shim, the kernel's "
-    "share. One cell has run in each. On a machine that does other work too it means nothing."
+    "share. One cell has run in each. Where other processes' memory changed meanwhile, it is left out."
 )
-BY_PROCESSES = "Each process's own memory, and its part of what it shares; the engine's shim and the kernel's left out."
+BY_PROCESSES = "Each process's own memory, and its part of what it shares; the kernel's left out."
 
 
 async def run(bench: Bench) -> list[Table]:
@@ -33,8 +38,11 @@ async def run(bench: Bench) -> list[Table]:
     counts = {"bubblewrap": bench.pick(20, 500), "docker": bench.pick(5, 20)}
     for name in bench.backends:
         found = await _backend(bench, name, counts[name], hosts)
-        machine[f"toolhost, {name}, {counts[name]} sessions"] = Samples([found.machine])
-        processes[f"toolhost, {name}, {counts[name]} sessions"] = Samples([found.processes])
+        row = f"toolhost, {name}, {counts[name]} sessions"
+        machine[row] = found.machine
+        processes[row] = Samples([found.processes])
+        if found.shims:
+            processes[f"{row}: the engine's shim"] = Samples([found.shims])
     async with peer(bench, "ipykernel", start="") as kernel:
         if kernel is not None:
             pid = (await kernel.ask("start"))["pid"]
@@ -55,8 +63,25 @@ def _table(name: str, title: str, rows: dict[str, Samples], note: str, left_out:
 class Found:
     """Bytes of one session."""
 
-    machine: float
+    machine: Samples
     processes: float
+    shims: float
+
+
+@dataclass(frozen=True)
+class Use:
+    """Bytes of the whole machine that are in use, and those of processes that have no part in what is measured."""
+
+    machine: int
+    others: int
+
+
+def of_each(before: Use, after: Use, count: int) -> Samples:
+    """What each of `count` sessions has taken of the machine, or why that cannot be told."""
+    grown, others = after.machine - before.machine, after.others - before.others
+    if grown <= 0 or abs(others) > OTHERS_SHARE * grown:
+        return Samples(error=f"other processes' memory changed by {others / (1 << 20):+.0f} MiB meanwhile")
+    return Samples([grown / count])
 
 
 async def _backend(bench: Bench, name: str, count: int, hosts: dict[str, Samples]) -> Found:
@@ -65,23 +90,44 @@ async def _backend(bench: Bench, name: str, count: int, hosts: dict[str, Samples
         hosts[f"toolhost, {name}, before any session"] = Samples([float(memory_bytes([host.process.pid]))])
         await _open(host, 0)
         await asyncio.sleep(SETTLE_S)
-        before = memory_used_bytes()
+        before = _use(host, _sandboxes(name, host))
         clients = []
         for some in range(1, count + 1, AT_ONCE):
             numbers = range(some, min(some + AT_ONCE, count + 1))
             clients += await asyncio.gather(*(_open(host, number) for number in numbers))
         await asyncio.sleep(SETTLE_S)
-        machine = (memory_used_bytes() - before) / count
-        processes = memory_bytes(_sandboxes(name, host)) / (count + 1)
+        sandboxes = _sandboxes(name, host)
+        after = _use(host, sandboxes)
+        processes = memory_bytes(sandboxes) / (count + 1)
+        shims = memory_bytes(_shims(sandboxes)) / (count + 1)
         hosts[f"toolhost, {name}, {count + 1} sessions"] = Samples([float(memory_bytes([host.process.pid]))])
         await asyncio.gather(*(client.close() for client in clients))
-        return Found(machine, processes)
+        return Found(of_each(before, after, count), processes, shims)
 
 
 async def _open(host: RunningHost, number: int) -> RawClient:
     client = await session(host, f"idle-{number}")
     await client.call("python", {"code": "1+1"})
     return client
+
+
+def _use(host: RunningHost, sandboxes: list[int]) -> Use:
+    assert host.process is not None
+    engine = [pid for pid in everything() if _name(pid) in ENGINE]
+    ours = {os.getpid(), *tree(host.process.pid), *sandboxes, *_shims(sandboxes), *engine}
+    return Use(memory_used_bytes(), memory_bytes(pid for pid in everything() if pid not in ours))
+
+
+def _shims(sandboxes: list[int]) -> set[int]:
+    """The engine's processes that each hold one of these sandboxes."""
+    parents = everything()
+    return {parents[pid] for pid in sandboxes if _name(parents.get(pid, 0)).startswith("containerd-shim")}
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def _sandboxes(backend: str, host: RunningHost) -> list[int]:

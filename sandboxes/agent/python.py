@@ -66,6 +66,7 @@ class Python:
         self._was_ready = False
         self._preimports = config.preimports
         self._after_death: list[Callable[[], None]] = []
+        self._lost: str | None = None  # why variables are gone, where no call has told it yet
         self._taking = Taking(loop, config.grace_s, self._occupied)
         self._memory = MemoryWatch(config.memory_bytes)
         self.version = ""
@@ -147,7 +148,10 @@ class Python:
             # A file that these read at import, a settings file say, can be what keeps it from starting.
             self._preimports = []
         run, self._run = self._run, None
-        if run is not None and run.started_at is None and interpreter.condemned:
+        untold = run is None or (run.started_at is None and interpreter.condemned)
+        if untold and interpreter.used and not self._after_death:  # of a restart the host tells
+            self._lost = _why_lost(interpreter, status, self._memory.exhausted(status, peak_bytes))
+        if run is not None and untold:
             self._start_again(run)
         else:
             self._over(run, interpreter, status, peak_bytes)
@@ -158,10 +162,6 @@ class Python:
     def _over(self, run: Run | None, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
         if run is not None:
             self._end_of(run, interpreter, status, peak_bytes)
-        elif interpreter.misused:
-            self._executions.background(
-                b"[The interpreter was ended: something wrote to its control channel. Variables are lost.]\n"
-            )
         if interpreter.ready or interpreter.condemned:
             self._relaunch()
         if run is not None:
@@ -230,6 +230,7 @@ class Python:
         self._memory.note()
         self._began = Moment()
         self._executions.began(run)
+        run.state_lost_before, self._lost = self._lost, None
         code = run.call.get("code")
         outputs = f"{self._config.data}/.outputs"
         text = code if isinstance(code, str) else ""
@@ -238,11 +239,6 @@ class Python:
 
     def _occupied(self, interpreter: Interpreter) -> None:
         """Its main thread runs what has been answered for, and no interrupt ends that."""
-        if self._run is None:
-            self._executions.background(
-                b"[The interpreter was ended: code that had answered in its own place ran on past its time."
-                b" Variables are lost.]\n"
-            )
         interpreter.occupied = True
         interpreter.kill()
 
@@ -328,6 +324,21 @@ def _explain(run: Run, interpreter: Interpreter, status: int) -> None:
             f"The interpreter itself exits with code {_CHANNEL_LOST} when code closes its control channel,"
             " as os.closerange() over all descriptors does."
         )
+
+
+def _why_lost(interpreter: Interpreter, status: int, out_of_memory: int | None) -> str:
+    """Of an interpreter that ended between two calls."""
+    if interpreter.occupied:
+        why = "code that had answered in its own place ran on past its time, so the interpreter was ended"
+    elif interpreter.misused:
+        why = "something wrote to the interpreter's control channel, so it was ended"
+    elif out_of_memory is not None:
+        why = f"the interpreter ran out of memory (limit {out_of_memory / (1 << 20):.0f} MiB) after the previous call"
+    elif status >> 8 == _CHANNEL_LOST:
+        why = "after the previous call code closed the interpreter's control channel, and so ended it"
+    else:
+        why = f"the interpreter died after the previous call ({_status(status)})"
+    return f"{why}; files are kept"
 
 
 def _status(status: int) -> str:

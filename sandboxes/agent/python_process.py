@@ -54,6 +54,8 @@ class Interpreter:
         self.misused = False
         self.occupied = False
         self.ready = False
+        self.used = False
+        """It has run a cell: its end loses variables."""
         self.doomed = False
         self.condemned = False
         """It was killed, and its death has not been seen yet: it is sent no more."""
@@ -100,6 +102,7 @@ class Interpreter:
 
     def run(self, number: int, code: str, cap: int, outputs: str, since: int) -> None:
         """Sends a cell; only when it is ready and runs none. `since`: for its look at changed files, nanoseconds."""
+        self.used = True
         frame: dict[str, object] = {"t": "cell", "n": number, "code": code, "cap": cap, "outputs": outputs}
         self._unsent += wire.encode({**frame, "since": since})
         self._flush()

@@ -63,6 +63,7 @@ class Run:
         self.looked = False  # whoever ran it has looked for changed files, and `files` are those
         self.exit_code: int | None = None
         self.notes: list[str] = []
+        self.state_lost_before: str | None = None
         self.file: str | None = None
         self.file_complete = True
 
@@ -128,6 +129,7 @@ class Run:
             "files": self.files[:_FILES],
             "exit_code": self.exit_code,
             "notes": self.notes,
+            "state_lost_before": self.state_lost_before,
         }
         line = wire.encode(frame)
         return line if len(line) <= _LONGEST else _fit(frame, line)

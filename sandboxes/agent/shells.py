@@ -89,6 +89,7 @@ class Shells:
         self._ender = ender
         self._ours = ours
         self._named: dict[str, NamedShell] = {}
+        self._died: dict[str, None] = {}  # shells that ended between calls, which nobody has been told
         self._run: Run | None = None
         self._pid = 0
         self._shell: NamedShell | None = None
@@ -199,6 +200,12 @@ class Shells:
         shell = self._named.get(name)
         if shell is None:
             shell = self._open(run, name)
+            if name in self._died:
+                del self._died[name]
+                run.note(
+                    f"The earlier shell {name!r} ended after its last call, and its directory, variables and jobs with"
+                    " it; this one is new."
+                )
         self._shell = shell
         self._pipe = shell.output
         shell.output.drain()
@@ -243,6 +250,10 @@ class Shells:
                 " the next call opens a new one."
             )
             self._finish(run, _exit_code(status), status)
+        else:
+            self._died[name] = None
+            if len(self._died) > _MAX_SHELLS:
+                del self._died[next(iter(self._died))]
 
     # --- its end
 

@@ -41,7 +41,8 @@ Fields of the replies (all required unless `?`; `null` where a value does not ap
     output    text
     result    receipt (the fields of sandboxes.spec.Receipt, `cause` an object or null), output and background
               ({head, tail, cut_characters, file, file_complete}; background null), value, error, images
-              ([{path, mime}]), files ([{path, size}]), exit_code, notes ([sentence, ...])
+              ([{path, mime}]), files ([{path, size}]), exit_code, notes ([sentence, ...]),
+              state_lost_before? (sentence: how the interpreter before this one ended, where no result has told it)
     error     code (of ERRORS), message (for people, at most 500 characters)
     data      piece (base64)
     ok        to `restart`: epoch; to `status`: status {state, epoch, sequence, running, waiting (int), uptime_s};

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import errno
 import socket
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from sandboxes.errors import BackendError, EngineUnavailable, EnvironmentMissing
 
 OLDEST_API = "1.41"  # engine 20.10
 CONNECT_S = 5.0
+PATIENCE_S = (10.0, 20.0)  # for the answer to a question, the first time and the second
 # What an engine says (in any of its layers) when the machine is at an end, and trying later may work.
 EXHAUSTED = ("no space left", "cannot allocate memory", "resource temporarily unavailable", "too many open files")
 EXHAUSTED_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
@@ -52,6 +54,15 @@ class Engine:
                 base_url=self.url, version=OLDEST_API, timeout=int(timeout_s), max_pool_size=self._threads
             )
         return self._clients[timeout_s]
+
+    def ask(self, question: Callable[[Any], T]) -> T:
+        """What a question gives, which changes nothing in the engine. One whose answer does not come is asked again:
+        the engine was slow for a moment, or it was lost on the way. Blocking."""
+        *before, last = PATIENCE_S
+        for patience_s in before:
+            with contextlib.suppress(requests.ReadTimeout):
+                return question(self.client(patience_s))
+        return question(self.client(last))
 
     async def call(self, deadline_s: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `work` in a thread. Raises EngineUnavailable after `deadline_s`, and the engine's errors as ours.

@@ -118,12 +118,12 @@ class Sandboxes:
 
     def _reach(self) -> None:
         self._engine.reach()
-        if reason := docker_probe.old_engine(self._engine.client(CALL_S).version(api_version=False)):
+        if reason := docker_probe.old_engine(self._engine.ask(lambda api: api.version(api_version=False))):
             raise IsolationUnavailable(reason)
 
     def open(self) -> None:
         self._reach()
-        info = self._engine.client(CALL_S).info()
+        info = self._engine.ask(lambda api: api.info())
         fatal = [problem for problem in self._engine_problems(info) if problem.fatal]
         if fatal:
             raise IsolationUnavailable(f"{fatal[0].what}: {fatal[0].mend}")
@@ -152,7 +152,7 @@ class Sandboxes:
 
     def _read_image(self) -> None:
         try:
-            image = self._engine.client(CALL_S).inspect_image(self._settings.image)
+            image = self._engine.ask(lambda api: api.inspect_image(self._settings.image))
         except errors.ImageNotFound:
             raise EnvironmentMissing(
                 f"the engine has no image {self._settings.image}: run: {docker_probe.how_to_get(self._settings.image)}"
@@ -163,15 +163,14 @@ class Sandboxes:
                 self._search_path = value
 
     def _engine_problems(self, info: dict[str, Any]) -> list[Problem]:
-        networks = [network["Name"] for network in self._engine.client(CALL_S).networks()]
+        networks = [network["Name"] for network in self._engine.ask(lambda api: api.networks())]
         return docker_probe.engine_problems(info, self._settings.runtime, networks, self._settings.networks)
 
     def problems(self) -> list[Problem]:
         self._engine.reach()
-        api = self._engine.client(CALL_S)
-        if reason := docker_probe.old_engine(api.version(api_version=False)):
+        if reason := docker_probe.old_engine(self._engine.ask(lambda api: api.version(api_version=False))):
             return [Problem(reason, "update the engine", fatal=True)]
-        found = self._engine_problems(api.info())
+        found = self._engine_problems(self._engine.ask(lambda api: api.info()))
         if any(problem.fatal for problem in found):
             return found
         return found + docker_probe.image_problems(self._engine, self._settings.image, self._settings.runtime)

@@ -2,7 +2,8 @@
 
 Above: the manager, through the contract in `base`; any number of tool hosts (replicas) share the cluster.
 Below: `ray_leases` (which node a session is on), `ray_nodes` (the nodes and what is known of them), `ray_peer` (what a
-node is asked, and the bytes). What runs is reached without Ray: only new sessions wait when its head is away.
+node is asked, and the bytes), `ray_doubts` (whether a session has moved). What runs is reached without Ray: only new
+sessions wait when its head is away.
 
 A session's lease says where its files are. When its node dies, Ray moves the lease by itself, and nothing else: what
 was in the sandbox is gone, and whoever has its handle is told so (NodeGone).
@@ -18,12 +19,13 @@ from typing import Any, TypeVar
 
 from sandboxes.backends import ray_names, ray_peer
 from sandboxes.backends.base import Backend, Channel, Life, Problem, Status
+from sandboxes.backends.ray_doubts import Doubts
 from sandboxes.backends.ray_leases import Lease, Leases
 from sandboxes.backends.ray_names import NAME, NodeInfo, NodeSettings, Place, lease_name, loaded, stored
 from sandboxes.backends.ray_node import spec_fields
 from sandboxes.backends.ray_nodes import Entry, Nodes
 from sandboxes.backends.ray_peer import Unreachable
-from sandboxes.backends.ray_wire import Draining, LeaseGone, NotReady
+from sandboxes.backends.ray_wire import Draining, LeaseGone, NotAdmitted, NotReady
 from sandboxes.errors import BackendError, EngineUnavailable, NodeGone, SandboxError, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Handle, SandboxSpec, Usage
@@ -67,7 +69,8 @@ class RayBackend(Backend):
             settings=node,
             environment=environment or {},
         )
-        self._nodes = Nodes(owner, self._leases)
+        self._nodes = Nodes(owner, self._leases, node.patience_s)
+        self._doubts = Doubts(owner, self._leases)
         self._opened = False
         self._undoing: set[asyncio.Task[None]] = set()
         self._places: dict[str, Place] = {}  # by key: where this host has seen its sandbox
@@ -87,6 +90,7 @@ class RayBackend(Backend):
         self._opened = False
         if self._undoing:
             await asyncio.wait(self._undoing, timeout=LOOK_S)
+        await self._doubts.close()
         await self._nodes.close()
         await self._leases.close()
 
@@ -99,6 +103,8 @@ class RayBackend(Backend):
                 return await self._nodes.problems()
             finally:
                 await self.close()
+        except NotAdmitted as error:
+            return [Problem(error.message, "or see docs/cluster.md: the same on every machine", fatal=True)]
         except BackendError as error:
             mend = "see that Ray runs on this machine (`ray status`), and the settings in [ray]; docs/cluster.md"
             return [Problem(error.message, mend, fatal=True)]
@@ -137,13 +143,14 @@ class RayBackend(Backend):
         return None
 
     async def connect(self, handle: Handle) -> Channel:
-        place = _place(handle)
-        channel = await self._persist(handle, lambda: ray_peer.attach(self._owner, place, handle))
+        channel = await self._persist(handle, lambda: self._attached(handle))
         self._remember(handle)
         return channel
 
     async def poll(self, handle: Handle) -> Status:
         found = await self._at(handle, "poll", LOOK_S)
+        if not found.get("sure") and await self._moved(handle, over=False):
+            raise NodeGone(GONE, sandbox=handle.sandbox_id)
         return Status(Life(found["life"]), str(found["detail"]), bool(found["out_of_memory"]))
 
     async def usage(self, handle: Handle) -> Usage:
@@ -312,15 +319,28 @@ class RayBackend(Backend):
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def _moved(self, handle: Handle) -> bool:
-        """Whether the head says that the session's lease is not at the handle's node any more. In doubt it is not."""
-        if not self._leases.connected:
-            return False
+    async def _attached(self, handle: Handle) -> Channel:
+        """A node that was cut off, or has only just started, cannot know whether it still has the session: then the
+        head says it. So an old sandbox that is reachable again is not answered for while its session lives elsewhere.
+        """
         try:
-            lease = await self._leases.find(lease_name(self._owner.id, handle.workspace))
-        except SandboxError:
-            return False
-        return lease is None or lease.node[: ray_names.SHORT] != _place(handle).node
+            channel = await ray_peer.attach(self._owner, _place(handle), handle)
+        except NodeGone:
+            raise
+        except StateLost:  # a node that has heard that it is over ends its sandboxes: their files are gone, too
+            if await self._moved(handle, over=False):
+                raise NodeGone(GONE, sandbox=handle.sandbox_id) from None
+            raise
+        try:
+            if not channel.sure and await self._moved(handle):
+                raise NodeGone(GONE, sandbox=handle.sandbox_id)
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    async def _moved(self, handle: Handle, *, over: bool = True) -> bool:
+        return await self._doubts.moved(handle.workspace, _place(handle), over=over)
 
 
 def _place(handle: Handle) -> Place:

@@ -26,6 +26,7 @@ from sandboxes.environment import Environment, Mount
 from sandboxes.errors import EngineUnavailable, IsolationUnavailable, NoCapacity, SandboxError
 
 THREADS = 48
+CONNECTS = 2
 # Without room for so long, there is none: what has just become free is told to the head a moment later.
 NO_ROOM_S = 1.5
 PLACE_S = 20.0
@@ -46,7 +47,9 @@ class Bridge:
         self._describing = ThreadPoolExecutor(THREADS)
 
     def start(self, address: str, namespace: str, owner_id: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Connects. Raises IsolationUnavailable, EngineUnavailable."""
+        """Connects. Raises IsolationUnavailable, NotAdmitted, EngineUnavailable."""
+        # Ray tries 20 times, a second apart, whatever the head says. Who started this tries again where that helps.
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(CONNECTS))
         try:
             import ray
         except ImportError:
@@ -61,7 +64,10 @@ class Bridge:
                 configure_logging=False,
             )
         except Exception as error:
-            raise EngineUnavailable(f"no connection to the Ray cluster {address}: {reason(error)}") from error
+            said = everything(error)
+            if refusal := refused(said):
+                raise ray_wire.NotAdmitted(f"no connection to the Ray cluster {address}: {refusal}") from error
+            raise EngineUnavailable(f"no connection to the Ray cluster {address}: {short(error)}") from error
         return {"version": ray.__version__}
 
     def nodes(self, again: list[str], renew: bool) -> list[dict[str, Any]]:
@@ -88,6 +94,14 @@ class Bridge:
                 entry, [n for n in known if n["Alive"] and n.get("Resources", {}).get(RESOURCE, 0) >= 1]
             )
         )
+
+    def dead(self, nodes: list[str]) -> list[str]:
+        """Those of the nodes that the head has declared dead. What it does not know at all is not among them."""
+        import ray
+
+        asked = set(nodes)
+        known = ray.nodes()  # type: ignore[no-untyped-call]
+        return [str(node["NodeID"]) for node in known if node["NodeID"] in asked and not node["Alive"]]
 
     def lease(self, name: str, avoid: list[str]) -> dict[str, Any]:
         """The lease of that name, made where there is none: its id, its node, and whether this call made it.
@@ -140,6 +154,8 @@ class Bridge:
         """The lease of that name: its id, its state, and its node ("" while it is on its way to another)."""
         from ray.util.placement_group import get_placement_group, placement_group_table
 
+        from sandboxes.backends.ray_host import placed_at
+
         try:
             group = get_placement_group(name)
         except ValueError:
@@ -148,8 +164,7 @@ class Bridge:
         state = str(table.get("state"))
         if state == "REMOVED":
             return None
-        node = table.get("bundles_to_node_id", {}).get(0, "") if state == "CREATED" else ""
-        return {"lease": group.id.hex(), "state": state, "node": node}
+        return {"lease": group.id.hex(), "state": state, "node": placed_at(table)}
 
     def remove(self, lease: str) -> None:
         """Gives a lease back whose node is gone, or that never had one. Others are their node's to release."""
@@ -225,17 +240,27 @@ def environment_from(fields: dict[str, Any]) -> Environment:
     )
 
 
-def reason(error: BaseException) -> str:
-    """Why Ray does not connect, and what to do where that is known. Ray's own first line names no cause."""
+def everything(error: BaseException) -> str:
+    """What an error of Ray's and its causes say: its own first line names no cause."""
     causes: list[BaseException] = [error]
     while (before := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(before)
-    said = "\n".join(str(cause) for cause in causes)
+    return "\n".join(str(cause) for cause in causes)
+
+
+def refused(said: str) -> str:
+    """Why the head does not admit this machine, and what to do; "" where that is not what Ray says."""
+    file = os.environ.get("RAY_AUTH_TOKEN_PATH", "") if os.environ.get("RAY_AUTH_MODE") == "token" else ""
+    copied = "copy the head's token file here (`toolhost cluster status` on the head names it)"
+    if "RAY_AUTH_TOKEN_PATH is set but" in said:
+        return f"the token file {file} is empty or cannot be read: {copied}"
     if "InvalidAuthToken" in said or "AuthenticationError" in said:
-        return "the head refused the token, or there is none here; it is the same file on every machine"
+        if not file:
+            return f"the head wants a token, and this machine has none: {copied}, and name it in ray.token_file"
+        return f"the head refused the token in {file}: {copied}"
     if "Version mismatch" in said:
         return f"versions differ: {' '.join(said[said.index('The cluster was started') :].split())[:250]}"
-    return short(error)
+    return ""
 
 
 def short(error: BaseException) -> str:
@@ -248,7 +273,7 @@ def serve(connection: socket.socket) -> None:
     """Until the other end closes."""
     bridge = Bridge()
     calls: dict[str, Callable[..., Any]] = {
-        name: getattr(bridge, name) for name in ("start", "nodes", "lease", "find", "remove")
+        name: getattr(bridge, name) for name in ("start", "nodes", "dead", "lease", "find", "remove")
     }
     sending = threading.Lock()
 

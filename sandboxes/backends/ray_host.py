@@ -72,7 +72,7 @@ class NodeHost:
             node=self._node_id[:12],
             host=self._host,
             capacity=self._capacity,
-            release=release,
+            release=self._release,
         )
         try:
             asyncio.run_coroutine_threadsafe(node.open(), self._loop).result(OPEN_S)
@@ -84,13 +84,21 @@ class NodeHost:
         for target in (self._ask_for_leases, self._watch_head):
             threading.Thread(target=target, args=(node,), name=target.__name__, daemon=True).start()
 
+    def _release(self, lease: str) -> None:
+        """The head may have been away, or have given this node up, while this waited: what is at another node now is a
+        session of that one."""
+        from ray.util.placement_group import placement_group_table
+
+        if placed_at(placement_group_table(_group(lease))) == self._node_id:
+            release(lease)
+
     def _ask_for_leases(self, node: Node) -> None:
         while True:
             began = time.monotonic()
             try:
                 held = leases_at(self._node_id, self._owner_id)
                 asked_s = time.monotonic() - began
-                asyncio.run_coroutine_threadsafe(node.leases(held), self._loop).result(ROUND_S)
+                asyncio.run_coroutine_threadsafe(node.leases(held, began), self._loop).result(ROUND_S)
             except Exception:  # the next round
                 log.exception("leases")
                 asked_s = 0.0
@@ -112,19 +120,28 @@ def leases_at(node_id: str, owner_id: str) -> dict[str, str]:
     found = {}
     for ident, group in placement_group_table().items():
         workspace = workspace_of(owner_id, group.get("name") or "")
-        if workspace is None or group.get("state") != "CREATED":
-            continue
-        if group.get("bundles_to_node_id", {}).get(0) == node_id:
+        if workspace is not None and placed_at(group) == node_id:
             found[workspace] = str(ident)
     return found
 
 
+def placed_at(group: dict[str, Any]) -> str:
+    """The node of a lease as Ray's table has it; "" for one that has none now."""
+    return str(group.get("bundles_to_node_id", {}).get(0, "")) if group.get("state") == "CREATED" else ""
+
+
 def release(lease: str) -> None:
     """Gives a lease back. Blocks while the head is away."""
-    from ray._raylet import PlacementGroupID
-    from ray.util.placement_group import PlacementGroup, remove_placement_group
+    from ray.util.placement_group import remove_placement_group
 
-    remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(lease))))
+    remove_placement_group(_group(lease))
+
+
+def _group(lease: str) -> Any:
+    from ray._raylet import PlacementGroupID
+    from ray.util.placement_group import PlacementGroup
+
+    return PlacementGroup(PlacementGroupID(bytes.fromhex(lease)))
 
 
 def _be_as_a_host() -> None:

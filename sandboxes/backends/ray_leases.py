@@ -70,6 +70,7 @@ class Leases:
         self._running: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._lived = False
+        self._admitted = False
         self._said: collections.deque[str] = collections.deque(maxlen=LINES_KEPT)
         self._why: SandboxError = EngineUnavailable("the connection to Ray is being made; try again")
 
@@ -78,7 +79,7 @@ class Leases:
         return self._ready.is_set()
 
     async def open(self) -> None:
-        """Raises IsolationUnavailable (no Ray here), EngineUnavailable (no cluster)."""
+        """Raises IsolationUnavailable (no Ray here), EngineUnavailable (no cluster, or one that refuses this host)."""
         self._running = asyncio.create_task(self._run(), name="ray bridge")
         waiting = asyncio.create_task(self._ready.wait())
         try:
@@ -100,6 +101,10 @@ class Leases:
         NodeHost that has other settings than these is replaced; its sandboxes live on."""
         found = await self._call("nodes", CALL_S, again=list(again), renew=renew)
         return [node for node in found if isinstance(node, dict)]
+
+    async def dead(self, nodes: Sequence[str]) -> list[str]:
+        """Those of the nodes, by id, that the head has declared dead."""
+        return [str(node) for node in await self._call("dead", CALL_S, nodes=list(nodes))]
 
     async def lease(self, name: str, avoid: Sequence[str] = ()) -> Lease:
         """Raises NoCapacity, LeaseGone (ask again), EngineUnavailable."""
@@ -140,7 +145,7 @@ class Leases:
             self._waiting.pop(ident, None)
 
     async def _run(self) -> None:
-        """Keeps a bridge running. Ends only when there can be none here."""
+        """Keeps a bridge running. Ends only when there can be none here, or the cluster never took this host."""
         failures = 0
         while True:
             try:
@@ -150,7 +155,9 @@ class Leases:
                 return
             except SandboxError as error:
                 self._why = error
-                log.warning("%s", error.message)
+                if isinstance(error, ray_wire.NotAdmitted) and not self._admitted:
+                    return
+                log.warning("%s", error.message)  # the cluster may be getting another token just now
             if self._lived:
                 failures, self._lived = 0, False
                 log.warning("the bridge to Ray has ended (%s); it is started again", self._last_words())
@@ -192,7 +199,7 @@ class Leases:
                 raise EngineUnavailable(f"the bridge to Ray has ended: {self._last_words()}")
             starting.result()
             self._ready.set()
-            self._lived = True
+            self._lived = self._admitted = True
             await reading
         finally:
             if self._ready.is_set():

@@ -1,6 +1,7 @@
 """What runs on one node of the cluster: its own backend, the relay in front of it, and its sweeps.
 
-Above: `ray_host`, the Ray actor that this is in. Below: `ray_relay`, `ray_feed`, `ray_local`. Nothing of Ray is here.
+Above: `ray_host`, the Ray actor that this is in. Below: `ray_relay`, `ray_feed`, `ray_held`, `ray_local`. Nothing of
+Ray is here.
 
 A sandbox belongs to a lease, which is where its files are. What has no lease at this node any more is ended: the
 session has moved. A lease in which nothing ever came to be is given back. Who releases a lease is its node, so that
@@ -21,6 +22,7 @@ from typing import Any
 from sandboxes.backends import ray_local, ray_wire
 from sandboxes.backends.base import Backend, Channel, Life
 from sandboxes.backends.ray_feed import Feed
+from sandboxes.backends.ray_held import Held
 from sandboxes.backends.ray_names import NAME, STARTING, NodeSettings, Place, loaded, stored
 from sandboxes.backends.ray_relay import Operation, Relay
 from sandboxes.backends.ray_versions import versions
@@ -61,6 +63,7 @@ class Node:
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._feed = Feed(self._local, self._ended)
         self._leases: dict[str, str] = {}  # by workspace, as launches named them
+        self._held = Held(settings.sweep_s)
         self._released: dict[str, None] = {}  # ids of leases that this node has given back
         self._strays: dict[str, int] = {}
         self._unused: dict[str, float] = {}  # leases in which nothing is, since when
@@ -83,10 +86,11 @@ class Node:
             "list": self._list,
             "workspaces": self._workspaces,
             "status": self._status,
+            "over": self._over,
             "probe": self._probe,
             "drain": self._drain,
         }
-        self._relay = Relay(owner, node, self._connect, operations)
+        self._relay = Relay(owner, node, self._connect, self._surely, operations)
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -184,6 +188,7 @@ class Node:
             except NoCapacity as error:
                 raise NoCapacity(f"at capacity: the node {self._host} has no room ({error.message})") from error
             self._leases[workspace] = lease
+            self._held.launched(workspace)
             self._adopt(handle)
             return {"handle": stored(self._outer(handle)), "fresh": running is None}
 
@@ -198,10 +203,19 @@ class Node:
         self._last_used[handle.sandbox_id] = time.monotonic()
         return channel
 
+    def _surely(self, handle: Handle) -> bool:
+        return self._held.surely(handle.workspace)
+
     async def _poll(self, arguments: Mapping[str, Any]) -> Any:
         self._usable()
-        status = await self._local.poll(self._inner(loaded(arguments["handle"])))
-        return {"life": status.life.value, "detail": status.detail, "out_of_memory": status.out_of_memory}
+        handle = loaded(arguments["handle"])
+        status = await self._local.poll(self._inner(handle))
+        return {
+            "life": status.life.value,
+            "detail": status.detail,
+            "out_of_memory": status.out_of_memory,
+            "sure": self._surely(handle),
+        }
 
     async def _usage(self, arguments: Mapping[str, Any]) -> Any:
         self._usable()
@@ -254,6 +268,21 @@ class Node:
     async def _probe(self, arguments: Mapping[str, Any]) -> Any:
         return [dataclasses.asdict(problem) for problem in await self._local.probe()]
 
+    async def _over(self, arguments: Mapping[str, Any]) -> Any:
+        """A tool host says that the head has declared this node dead, which Ray may hear here only much later. What the
+        head has just said to the node itself counts more."""
+        if self._opened:
+            gate = asyncio.Semaphore(LAUNCHES)
+
+            async def end(handle: Handle) -> None:
+                async with gate:
+                    log.warning("the head has given this node up: %s is ended", handle.sandbox_id)
+                    await self._end(handle, moved=True)
+
+            owned = await self._local.list_owned()
+            await asyncio.gather(*(end(handle) for handle in owned if not self._surely(handle)))
+        return True
+
     async def _drain(self, arguments: Mapping[str, Any]) -> Any:
         """It outlives this process: who drained a node for repair must not find new sessions on it."""
         self._draining = bool(arguments.get("draining", True))
@@ -286,9 +315,11 @@ class Node:
             return True
         return any(handle.workspace == workspace for handle in self._feed.handles)
 
-    async def leases(self, held: Mapping[str, str]) -> None:
-        """One round of sweeping. `held`: the ids of the leases that the head has at this node, by workspace."""
+    async def leases(self, held: Mapping[str, str], asked: float) -> None:
+        """One round of sweeping. `held`: the ids of the leases that the head has at this node, by workspace. `asked`:
+        when it was asked, by the monotonic clock."""
         self._last_leases = now = time.monotonic()
+        self._held.told(held, asked)
         if not self._opened:
             return
         owned = await self._local.list_owned()
@@ -302,7 +333,7 @@ class Node:
         for ident, count in list(self._strays.items()):
             if count >= STRAY_ROUNDS:
                 log.warning("the lease of %s is not at this node any more: it is ended", ident)
-                await self._end(strays[ident])
+                await self._end(strays[ident], moved=True)
         taken = files | {handle.workspace for handle in owned}
         empty = {name: lease for name, lease in held.items() if name not in taken and not self._lock_taken(name)}
         self._unused = {lease: self._unused.get(lease, now) for lease in empty.values()}
@@ -318,7 +349,7 @@ class Node:
         if self._opened and time.monotonic() - self._last_leases >= self._settings.patience_s:
             for handle in await self._local.list_owned():
                 log.warning("no head for %g s: %s is ended", self._settings.patience_s, handle.sandbox_id)
-                await self._end(handle)
+                await self._end(handle, moved=True)
 
     async def _end_abandoned(self, owned: list[Handle] | Any, now: float) -> None:
         for handle in owned:
@@ -329,7 +360,8 @@ class Node:
                 log.warning("no tool host came for %g s: %s is ended", self._settings.abandoned_s, ident)
                 await self._end(handle)
 
-    async def _end(self, handle: Handle) -> None:
+    async def _end(self, handle: Handle, *, moved: bool = False) -> None:
+        """`moved`: its lease is at another node, or may be, and so not this one's to give back."""
         async with self._lock(handle.workspace):
             try:
                 if handle.sandbox_id:
@@ -341,6 +373,8 @@ class Node:
                 log.warning("%s cannot be ended: %s", handle.sandbox_id or handle.workspace, error.message)
                 return
             self._last_used.pop(handle.sandbox_id, None)
+            if moved:
+                self._leases.pop(handle.workspace, None)
             await self._released_if_empty(handle.workspace, "")
 
     # --- inside ------------------------------------------------------------------------------------------------------

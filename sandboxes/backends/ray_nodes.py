@@ -1,6 +1,6 @@
 """What a tool host knows of the cluster's nodes, asked of the head now and then, and kept while that is away.
 
-Above: `ray`. Below: `ray_leases` (the head), `ray_peer` (the nodes).
+Above: `ray`. Below: `ray_leases` (the head), `ray_peer` (the nodes), `ray_over` (those that are over).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from sandboxes.backends.base import Problem
 from sandboxes.backends.ray_leases import Leases
 from sandboxes.backends.ray_names import RESOURCE, SHORT, STARTING, NodeInfo, Place
+from sandboxes.backends.ray_over import Over
 from sandboxes.backends.ray_peer import Peer, Unreachable
 from sandboxes.backends.ray_wire import NotReady
 from sandboxes.errors import BackendError, EngineUnavailable, IsolationUnavailable, NodeGone, SandboxError
@@ -51,14 +52,16 @@ class Entry:
 
 
 class Nodes:
-    """`fresh`: whether the head has answered the last time."""
+    """`fresh`: whether the head has answered the last time. `patience_s`: how long a node is without it at most."""
 
-    def __init__(self, owner: Owner, leases: Leases) -> None:
+    def __init__(self, owner: Owner, leases: Leases, patience_s: float) -> None:
         self._owner = owner
         self._leases = leases
         self._entries: dict[str, Entry] = {}
         self._seen: dict[str, tuple[str, int]] = {}  # host and raylet's port of every life of a node, by short id
         self._peers: dict[Place, Peer] = {}
+        self._lives: dict[str, Place] = {}  # where each node was last, by id, until the head does not name it any more
+        self._over = Over(owner, patience_s)
         self._task: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._renew = False
@@ -94,6 +97,7 @@ class Nodes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._over.close()
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         self._peers.clear()
 
@@ -249,13 +253,26 @@ class Nodes:
             self._seen[entry.id[:SHORT]] = (entry.host, entry.raylet)
         while len(self._seen) > FORGET:
             del self._seen[next(iter(self._seen))]
+        self._lives |= {entry.id: entry.place for entry in entries if entry.place is not None}
         # Who is there is known now; what each says of itself may take a while.
         self._entries = {entry.id: self._as_before(entry) for entry in entries}
         self.fresh = True
         self._entries = {entry.id: entry for entry in await asyncio.gather(*(self._status(e) for e in entries))}
+        await self._tell_those_that_are_over()
         places = {entry.place for entry in entries}
         for place in [place for place in self._peers if place not in places]:
             await self._peers.pop(place).close()
+
+    async def _tell_those_that_are_over(self) -> None:
+        missing = [ident for ident in self._lives if ident not in self._entries]
+        if not missing:
+            return
+        with contextlib.suppress(SandboxError):  # the next refresh asks again
+            dead = await self._leases.dead(missing)
+            for ident in missing:
+                place = self._lives.pop(ident)
+                if ident in dead:
+                    self._over.tell(place)
 
     def _read(self, fields: dict[str, Any]) -> Entry:
         place = fields.get("place")

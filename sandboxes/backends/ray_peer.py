@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import json
 import secrets
+import time
 from typing import Any
 
 from sandboxes.agent.wire import MAX_FRAME_TO_HOST
@@ -23,6 +24,7 @@ from sandboxes.spec import Handle
 CONNECT_S = 1.5  # the kernel there answers this, and a lost packet is sent again after 1 s
 GREET_S = 6.0
 ATTACH_S = 12.0
+JUST_S = 1.0  # what a node was sure of is not relied on when it was longer on its way: the link may have been lost
 
 
 class Unreachable(EngineUnavailable):
@@ -33,17 +35,26 @@ class Unreachable(EngineUnavailable):
         self.refused = refused
 
 
-async def attach(owner: Owner, place: Place, handle: Handle) -> StreamChannel:
+class NodeChannel(StreamChannel):
+    """`sure`: whether the node has just known beyond doubt that the session's lease is at it."""
+
+    sure = False
+
+
+async def attach(owner: Owner, place: Place, handle: Handle) -> NodeChannel:
     """A new channel to the agent of this very instance. Raises StateLost, NodeGone, Unreachable, EngineUnavailable."""
+    began = time.monotonic()
     fields = {"op": ray_wire.ATTACH, "node": place.node, "handle": stored(handle)}
     mac_key = ray_wire.key(owner, ray_wire.ATTACH, handle.sandbox_id)
-    reader, writer = await _greeted(place, mac_key, fields, ATTACH_S, MAX_FRAME_TO_HOST)
-    return StreamChannel(reader, writer, owner.nonce(handle.sandbox_id))
+    reader, writer, answer = await _greeted(place, mac_key, fields, ATTACH_S, MAX_FRAME_TO_HOST)
+    channel = NodeChannel(reader, writer, owner.nonce(handle.sandbox_id))
+    channel.sure = answer.get("sure") is True and time.monotonic() - began <= JUST_S
+    return channel
 
 
 async def _greeted(
     place: Place, mac_key: bytes, fields: dict[str, Any], answer_s: float, limit: int
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, dict[str, Any]]:
     try:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(place.host, place.port, limit=limit)
@@ -79,7 +90,7 @@ async def _greeted(
     except BaseException:
         writer.close()
         raise
-    return reader, writer
+    return reader, writer, answer
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -134,7 +145,7 @@ class Peer:
             if self._writer is None or self._writer.is_closing():
                 mac_key = ray_wire.key(self._owner, ray_wire.CONTROL, "")
                 fields = {"op": ray_wire.CONTROL, "node": self.place.node}
-                reader, self._writer = await _greeted(self.place, mac_key, fields, GREET_S, ray_wire.MAX_REPLY)
+                reader, self._writer, _ = await _greeted(self.place, mac_key, fields, GREET_S, ray_wire.MAX_REPLY)
                 self._waiting = {}
                 self._reading = asyncio.create_task(self._read(reader, self._writer), name="ray peer")
             return self._writer

@@ -50,7 +50,8 @@ def tune(transport: asyncio.BaseTransport) -> None:
 
 
 class Relay:
-    """`connect` opens a channel to an agent; `operations` are what a control connection may ask for, by name.
+    """`connect` opens a channel to an agent, and `surely` says whether it is beyond doubt still its session's: who
+    attaches is told. `operations` are what a control connection may ask for, by name.
 
     `node`: the first digits of this node's id. A header that names another is answered with NodeGone: it is about an
     earlier life of this machine.
@@ -61,11 +62,13 @@ class Relay:
         owner: Owner,
         node: str,
         connect: Callable[[Handle], Awaitable[Channel]],
+        surely: Callable[[Handle], bool],
         operations: Mapping[str, Operation],
     ) -> None:
         self.owner = owner
         self.node = node
         self.connect = connect
+        self.surely = surely
         self.operations = operations
         self.attached: dict[str, int] = {}  # connections by sandbox id
         self.refused = 0
@@ -259,7 +262,7 @@ class _Connection(asyncio.Protocol):
         if self._transport.is_closing():
             await channel.close()
             return
-        self._answer(mac_key, nonce, {"ok": True})
+        self._answer(mac_key, nonce, {"ok": True, "sure": relay.surely(handle)})
         attached = relay.attached
         attached[handle.sandbox_id] = attached.get(handle.sandbox_id, 0) + 1
 

@@ -120,6 +120,10 @@ class NotReady(EngineUnavailable):
     """The node's process has just started and will answer in a moment."""
 
 
+class NotAdmitted(EngineUnavailable):
+    """The cluster does not take this machine as it is: another token, other versions. To try again changes nothing."""
+
+
 class LeaseGone(BackendError):
     """The lease was given back while somebody was about to use it: it must be asked for again."""
 
@@ -135,6 +139,7 @@ ERRORS: dict[str, type[SandboxError]] = {
         LeaseGone,
         NoCapacity,
         NodeGone,
+        NotAdmitted,
         NotReady,
         StateLost,
     )

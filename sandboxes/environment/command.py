@@ -82,18 +82,32 @@ _MISLEADING = (
 )
 
 
+# Runs "$@" without input, and beside it what waits for the end of the caller: its end of the pipe closes then, however
+# it died, and the whole group is ended.
+_GUARD = """
+exec 3<&0 </dev/null
+(read -r _ <&3; kill -9 0) &
+guard=$!
+"$@" 3<&-
+code=$?
+kill -9 $guard
+exit $code
+"""
+
+
 def run(argv: Sequence[str], *, on_line: Callable[[str], None], failure: str) -> str:
     """Runs a command without input and returns its output (stdout and stderr together, as text).
 
     Each line goes to `on_line` as it appears. Files that it makes are readable by everybody (umask 022): an
-    unprivileged sandbox reads them. Whatever ends this function, the command and its children are gone afterwards.
+    unprivileged sandbox reads them. Whatever ends this function, or this process, the command and its children are gone
+    afterwards.
     Raises BuildFailed, whose message is `failure`, the exit code and the last lines; when it cannot be started, too.
     """
     unset = [part for name in _MISLEADING for part in ("-u", name)]
     try:
         process = subprocess.Popen(
-            ["env", *unset, *argv],
-            stdin=subprocess.DEVNULL,
+            ["/bin/sh", "-c", _GUARD, "sh", "env", *unset, *argv],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -120,8 +134,9 @@ def run(argv: Sequence[str], *, on_line: Callable[[str], None], failure: str) ->
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
     if code != 0:
         shown = "\n".join(f"  {line}" for line in tail)
         raise BuildFailed(f"{failure} (exit code {code}). The last lines were:\n{shown}")

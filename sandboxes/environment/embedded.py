@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from filelock import FileLock, Timeout
-
+from sandboxes import locks
 from sandboxes.environment import wheelhouse
 from sandboxes.environment.command import BuildFailed, Report, Step, Steps, run
 from sandboxes.environment.interpreter import Interpreter, inspect
@@ -145,9 +144,8 @@ def build_lock(directory: Path) -> Iterator[None]:
     """Held by the one build that works in `directory`. Raises BuildFailed when another holds it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory / "lock")
-        lock.acquire(timeout=0)
-    except Timeout:
+        lock = locks.take(directory / "lock")
+    except locks.Held:
         raise BuildFailed(f"another setup works in {directory}: wait for it to end, then run this again") from None
     except OSError as error:
         raise BuildFailed(f"{directory} cannot be used: {error.strerror}") from error

@@ -16,6 +16,8 @@ from sandboxes.testing.host import SuiteHost, attach, text_of, until
 
 DIE = "import os\nos.kill(os.getpid(), 9)"
 
+DIES_LATER = "threading.Timer(0.3, os._exit, [3]).start()"
+
 # Done to the session's directory, then the interpreter dies.
 RUINS = {
     "no mode": "os.chmod('/mnt/data', 0)",
@@ -168,6 +170,16 @@ class EnduranceSuite:
         outcome = await run(at, ANSWER.replace("NUMBER", "77") + "\nwhile True: pass")
         assert outcome.receipt.ending is Ending.KILLED
         assert "something wrote to its control channel" in " ".join(outcome.notes)
+
+    async def test_a_death_between_two_calls_is_told_by_the_next_one_once(self, at: Attachment) -> None:
+        await run(at, "x = 41\nopen('kept', 'w').close()")
+        await run(at, "import os, threading\nopen('pid', 'w').write(f'{os.getpid()}\\n')\n" + DIES_LATER)
+        gone = await shell(at, "while [ -e /proc/$(cat pid) ]; do sleep 0.1; done; ls kept")
+        assert gone.state_lost_before is None  # it is variables that are lost, and a command has none
+        after = await run(at, "import os\n('x' in globals(), os.path.exists('kept'))")
+        assert (after.receipt.ending, after.value) == (Ending.OK, "(False, True)")
+        assert "died after the previous call (exit code 3); files are kept" in (after.state_lost_before or "")
+        assert (await run(at, "1")).state_lost_before is None
 
     # --- its end
 

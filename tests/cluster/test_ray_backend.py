@@ -13,7 +13,8 @@ from tests.support.cluster import Cluster, ray_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
-SUITE = "tests/contract/test_backends.py"
+# The suites of execution, endurance and attacks pass there, too, and take minutes: they run on the nodes' own backends.
+SUITES = ["tests/contract/test_backends.py", "tests/contract/test_cases.py"]
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +91,11 @@ def node_hosts(cluster: Cluster) -> set[int]:
     }
 
 
-def test_it_keeps_the_contract(cluster: Cluster, driver: Driver) -> None:
-    """The suite of every backend, unchanged, in a process on the edge."""
+@pytest.mark.parametrize("suite", SUITES)
+def test_it_keeps_the_contract(cluster: Cluster, driver: Driver, suite: str) -> None:
+    """Suites of every backend, unchanged, in a process on the edge."""
     base = cluster.directory / "base"
     options = ["-q", "-p", "no:cacheprovider", "--basetemp", str(base), "-o", "addopts=--strict-markers"]
-    ran = ray_host.run_on_edge(cluster, ["-m", "pytest", SUITE, "-k", "[ray", *options], check=False, timeout=800)
+    ran = ray_host.run_on_edge(cluster, ["-m", "pytest", suite, "-k", "[ray", *options], check=False, timeout=800)
     assert ran.returncode == 0, ran.stdout[-8000:]
     assert " passed" in ran.stdout and " skipped" not in ran.stdout, ran.stdout[-500:]

@@ -46,11 +46,19 @@ async def test_lines_that_are_no_requests_are_answered_with_an_error(tmp_path: P
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     assert process.stdin is not None and process.stdout is not None
-    for line in ('{"jsonrpc"', "[]", json.dumps({**call, "id": 1.5}), json.dumps({**call, "id": None})):
+    half = json.dumps({**call, "id": 7, "params": {"name": "python", "arguments": {"code": "\ud800"}}})
+    for line, ident, code in (
+        ('{"jsonrpc"', None, -32700),
+        ("[]", None, -32600),
+        (json.dumps({**call, "id": 1.5}), None, -32600),
+        (json.dumps({**call, "id": None}), None, -32600),
+        (half, 7, -32700),  # JavaScript sends such halves of a character
+        (json.dumps({**call, "id": "a", "params": []}), "a", -32600),
+        (json.dumps({"id": 8}), 8, -32600),
+    ):
         process.stdin.write(line.encode() + b"\n")
         answer = json.loads(await process.stdout.readline())
-        assert answer["id"] is None
-        assert answer["error"]["code"] == (-32700 if line == '{"jsonrpc"' else -32600)
+        assert (answer["id"], answer["error"]["code"]) == (ident, code), line
         assert "Nothing ran." in answer["error"]["message"]
     process.stdin.close()
     assert await process.wait() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,6 +61,33 @@ def test_interrupt_ends_the_command_and_its_children() -> None:
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert len(gone) == 2
     assert not alive
+
+
+def test_the_command_and_its_children_end_with_a_caller_that_was_killed() -> None:
+    command = (
+        "import subprocess, sys, time\nsubprocess.Popen(['sleep', '600'])\nprint('runs', flush=True)\ntime.sleep(600)"
+    )
+    code = (
+        "import sys\nfrom sandboxes.environment.command import run\n"
+        f"run([sys.executable, '-c', {command!r}], on_line=lambda line: print(line, flush=True), failure='no')"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "runs\n"
+    below = psutil.Process(caller.pid).children(recursive=True)
+    assert {"sleep", Path(sys.executable).resolve().name} <= {Path(one.exe()).name for one in below}
+    caller.kill()
+    caller.communicate()
+    _, alive = psutil.wait_procs(below, timeout=30)
+    for one in alive:
+        one.kill()
+    assert not alive
+
+
+def test_nothing_waits_for_a_command_that_has_ended() -> None:
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    assert run(["/bin/cat"], on_line=ignore, failure="no") == ""
+    assert {one.pid for one in psutil.Process().children(recursive=True)} <= before
 
 
 def test_variables_that_mislead_a_build_do_not_reach_it_and_the_index_settings_do(

@@ -159,6 +159,9 @@ def test_search_keys_come_from_their_usual_names_last_and_never_show(
         ("[search]\nsearxng_url = 'searx.example'\n", "http://"),
         ("[browser]\nallow_networks = ['10.0.0.0/33']\n", "browser.allow_networks"),
         ("[browser]\nports = [0]\n", "browser.ports"),
+        ("[browser]\ndeny_domains = ['example.org', 'https://example.org/']\n", "browser.deny_domains"),
+        ("[browser]\nallow_domains = ['example.org, docs.python.org']\n", "browser.allow_domains"),
+        ("[browser]\nproxy = 'proxy:3128'\n", "browser.proxy"),
     ],
 )
 def test_a_browser_that_cannot_work_as_it_is_set_stops_the_start(

@@ -80,6 +80,8 @@ def test_a_guessable_retained_key_is_refused_where_others_can_connect(ident: str
         "aAbBcCdDeEfFgGhHiIjJkK",
         "00000000-0000-0000-0000-000000000001",
         "A" * 100 + "BCDEFGHIJKLM",
+        "password-password-password-password",
+        "secret-secret-session-session-key-key",
     ],
 )
 def test_a_long_key_without_chance_in_it_is_guessable(ident: str) -> None:

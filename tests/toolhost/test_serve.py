@@ -20,7 +20,7 @@ from tests.toolhost.standin import StandInManager
 from toolhost.cli.serve import announce, listening
 from toolhost.config import load
 from toolhost.errors import ConfigurationError
-from toolhost.services import build, only_host
+from toolhost.services import StateDirectoryTaken, build, only_host
 
 ROOT = Path(__file__).parents[2]
 
@@ -201,6 +201,12 @@ async def test_a_second_host_on_one_state_directory_is_refused(tmp_path: Path) -
         error = await refused("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
     assert "another host runs" in error
     assert "--state-dir" in error
+
+
+def test_a_state_directory_that_cannot_be_used_is_not_taken_for_another_hosts() -> None:
+    with pytest.raises(ConfigurationError, match="/proc/self cannot be used") as caught, only_host(Path("/proc/self")):
+        pass
+    assert not isinstance(caught.value, StateDirectoryTaken)
 
 
 async def test_settings_that_cannot_be_used_are_named_with_their_place(tmp_path: Path) -> None:

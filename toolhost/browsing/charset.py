@@ -29,6 +29,9 @@ _ALIASES = {
     "x-user-defined": "cp1252",
     "utf8": "utf-8",
 }
+# Codecs of text that no page is in: Python's own notations, two of host names, one that always fails, and UTF-7, in
+# which a page could hide what it says (the Encoding Standard leaves it out for that).
+_NOT_OF_PAGES = frozenset({"idna", "punycode", "undefined", "utf-7", "unicode-escape", "raw-unicode-escape", "charmap"})
 _SNIFFED = 4096
 _DETECTED = 32768
 
@@ -73,7 +76,7 @@ def _codec(label: str | None) -> str | None:
     except (LookupError, ValueError):
         return None
     # Text encodings only: "hex" or "zlib" are codecs too.
-    return info.name if getattr(info, "_is_text_encoding", True) and info.name not in ("idna", "punycode") else None
+    return info.name if getattr(info, "_is_text_encoding", True) and info.name not in _NOT_OF_PAGES else None
 
 
 def _detect(sample: bytes) -> str:

@@ -1,8 +1,9 @@
 """Which HTML is read in a process of its own, and how.
 
-The HTML standard's parsing algorithm is quadratic in places: each tag may look through all open elements, an unclosed
-formatting element is opened again in every later block, and each attribute's name is compared with all before it in
-its tag. A page may cost gigabytes and minutes that way.
+The HTML standard's parsing algorithm is quadratic in places: each tag, of an element's end too, may look through all
+open elements, an unclosed formatting element is opened again in every later block and compared with all before it, a
+list of choices is looked through for each of them, and each attribute's name is compared with all before it in its tag.
+A page may cost gigabytes and minutes that way.
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ from __future__ import annotations
 import json
 import re
 
+from toolhost.browsing.crowds import crowded
 from toolhost.browsing.errors import FetchError
 from toolhost.browsing.html import RenderedHtml
 from toolhost.browsing.worker import Worker
 
 # Up to these a page costs at most about half a second and a few hundred megabytes, whatever is in it.
-MAX_TAGS = 20_000
+MAX_TAGS = 20_000  # of beginnings, and of ends: those need no beginning
+MAX_FORMATTING = 10_000
+MAX_OPTIONS = 10_000
 MAX_REOPENED = 2_000_000
-MAX_ATTRIBUTES = 1000
+MAX_STEPS = 50_000  # of looking for attributes that hide: a tenth of a second
 MAX_CHARACTERS = 2_000_000
 MEMORY_BYTES = 2 * 1024 * 1024 * 1024
 _TAG = re.compile(r"<[a-zA-Z]")
-# An attribute as the standard's tokenizer reads it. Comments and scripts are not known, so a quotation mark there seems
-# to open a value: a short bound keeps such a value from hiding much; a longer one is then counted by its words.
-_ATTRIBUTE = r"[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:\"[^\"]{bound}\"|'[^']{bound}'|[^\s>\"'][^\s>]*+)?+)?+"
-_BOUNDED = _ATTRIBUTE.replace("{bound}", "{0,4096}+")
-_WHOLE = _ATTRIBUTE.replace("{bound}", "*+")
-_CROWDED = re.compile(rf"<[a-zA-Z][^\s/>]*+(?:{_BOUNDED}){{0,{MAX_ATTRIBUTES}}}+({_BOUNDED})?+")
-_REST = re.compile(rf"(<[a-zA-Z][^\s/>]*+(?:{_WHOLE}){{0,{MAX_ATTRIBUTES}}}+)(?:{_WHOLE})*+")
+_END_TAG = re.compile(r"</[a-zA-Z]")
+_OPTION = re.compile(r"<opt(?:ion|group)[\s>/]", re.IGNORECASE)
 _FORMATTING = re.compile(r"<(?:a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)[\s>/]", re.IGNORECASE)
 
 
@@ -35,16 +34,17 @@ def is_risky(source: str) -> bool:
     """Whether parsing could take long or much memory."""
     if len(source) > MAX_CHARACTERS:
         return True
-    tags = sum(1 for _ in _TAG.finditer(source))
-    if tags > MAX_TAGS or any(match.lastindex for match in _CROWDED.finditer(source)):
+    tags = _count(_TAG, source)
+    if max(tags, _count(_END_TAG, source)) > MAX_TAGS or _count(_OPTION, source) > MAX_OPTIONS:
         return True
-    formatting = sum(1 for _ in _FORMATTING.finditer(source))
-    return formatting * (tags - formatting) > MAX_REOPENED
+    if crowded(source, MAX_STEPS):
+        return True
+    formatting = _count(_FORMATTING, source)
+    return formatting > MAX_FORMATTING or formatting * (tags - formatting) > MAX_REOPENED
 
 
-def without_crowds(source: str) -> str:
-    """`source` with the first MAX_ATTRIBUTES attributes of each tag."""
-    return _REST.sub(r"\1", source)
+def _count(pattern: re.Pattern[str], source: str) -> int:
+    return sum(1 for _ in pattern.finditer(source))
 
 
 def html_worker(source: str, url: str, schemes: frozenset[str], seconds: float) -> Worker:

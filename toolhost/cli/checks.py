@@ -33,7 +33,7 @@ def utf8(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        fail(f"{what} cannot be sent: not UTF-8 text")
+        fail(f"{what} cannot be used: not UTF-8 text")
 
 
 def secret(file: Path, what: str) -> str:

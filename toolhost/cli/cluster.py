@@ -5,7 +5,6 @@ Above: the command table. Below: `cluster_node` (this machine), `cluster_nodes` 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import json
@@ -18,8 +17,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from sandboxes.backends.ray_names import RESOURCE, NodeInfo
+from sandboxes.backends.ray_wire import NotAdmitted
 from sandboxes.errors import EngineUnavailable, SandboxError
 from sandboxes.owner import Owner
+from toolhost import interrupts
 from toolhost.backends import ray_address, sessions_that_fit
 from toolhost.cli import cluster_node as here
 from toolhost.cli.shown import NOTHING, USAGE, confirm, fail, rows, safe, terminal
@@ -260,10 +261,9 @@ def _ask(settings: Settings, work: Coroutine[Any, Any, T]) -> T:
     with _saying():
         try:
             here.reach(head)
-            return asyncio.run(work)
+            return interrupts.run(work)
         except EngineUnavailable as error:
-            refused = any(word in error.message for word in ("the token", "versions differ"))
-            fail(error.message, REFUSED if refused else UNREACHABLE)
+            fail(error.message, REFUSED if isinstance(error, NotAdmitted) else UNREACHABLE)
         except SandboxError as error:
             fail(error.message, NOTHING)
         except ConfigurationError as error:

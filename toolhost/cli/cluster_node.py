@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from sandboxes.backends.pidfd import Process, ended
+from toolhost import interrupts
 from toolhost.config import split_address
 from toolhost.errors import ToolhostError
 
@@ -32,6 +32,7 @@ STOP_S = 30.0
 REACHED_S = 5.0
 LOG_BYTES = 1 << 16
 OBJECT_STORE_BYTES = 100_000_000  # sessions use none; Ray's least is 75 MB
+AT_ONCE = "toolhost: ended at once; `toolhost cluster down` ends what may be left"
 SOCKET_CHARACTERS = 40  # of the directory, so that the paths of Ray's sockets in it stay under the system's limit
 
 # A dead node is noticed within 3 s, a lost link within 6 s; nodes and drivers outlive a head that is away for an hour.
@@ -175,8 +176,9 @@ def _started(wanted: Wanted, record: NodeRecord, own: str, address: str) -> Node
     log = record.directory / "ray.log"
     offset = log.stat().st_size if log.exists() else 0
     command, variables = _command(wanted, own, _place(record.directory)), environment(wanted)
-    with _Interrupts() as interrupts:
-        interrupts.held = True  # until it is known what would have to be ended
+    signals = _Interrupts()
+    signals.held = True  # until it is known what would have to be ended
+    with interrupts.first(signals.came, signal.SIGTERM, left=AT_ONCE):
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
@@ -187,7 +189,7 @@ def _started(wanted: Wanted, record: NodeRecord, own: str, address: str) -> Node
                 env=variables,
             )
         try:
-            interrupts.release()
+            signals.release()
             node = Node(
                 process=Process.of(process.pid),
                 address=address,
@@ -199,7 +201,7 @@ def _started(wanted: Wanted, record: NodeRecord, own: str, address: str) -> Node
             record.save(node)
             _until_ready(process, log, offset, address)
         except BaseException:
-            interrupts.held = True
+            signals.held = True
             _end(process)
             record.remove()
             raise
@@ -212,22 +214,13 @@ class _Interrupts:
     def __init__(self) -> None:
         self.held = False
         self._came = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Interrupts:
-        self._before = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def release(self) -> None:
         self.held = False
         if self._came:
             raise KeyboardInterrupt
 
-    def _signalled(self, *_details: object) -> None:
+    def came(self) -> None:
         self._came = True
         if not self.held:
             raise KeyboardInterrupt

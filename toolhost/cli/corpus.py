@@ -5,6 +5,7 @@ Above: the command table. Below: `config` for where the index is, `search.corpus
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated
 import typer
 
 from toolhost.browsing.sections import FileConverter
-from toolhost.cli.checks import fail
+from toolhost.cli.checks import fail, utf8
 from toolhost.cli.printable import echo
 from toolhost.cli.shown import safe
 from toolhost.config import load
@@ -43,15 +44,20 @@ def _opened(config: Path | None, state_dir: str | None) -> Iterator[Corpus]:
     """The index of this host; what goes wrong with it becomes one line and exit code 2."""
     try:
         settings = load(config, {"state_dir": state_dir})
+    except ConfigurationError as error:
+        fail(error.message)
+    try:
         corpus = Corpus(settings.corpus_file, FileConverter())
-    except (ConfigurationError, CorpusError) as error:
+    except CorpusError as error:
         fail(str(error))
     except OSError as error:
-        fail(f"cannot open the index: {error.strerror or error}")
+        fail(f"cannot open the index {settings.corpus_file}: {error.strerror or error}")
     try:
         yield corpus
     except CorpusError as error:
         fail(str(error))
+    except sqlite3.Error as error:
+        fail(f"the index cannot be used: {error}")
     finally:
         corpus.close()
 
@@ -109,6 +115,7 @@ def search(
     state_dir: StateDir = None,
 ) -> None:
     """Search as the browser does."""
+    utf8(query, "the query")
     with _opened(config, state_dir) as corpus:
         hits = corpus.search(query, number)
         for hit in hits:
@@ -124,5 +131,6 @@ def remove(
     state_dir: StateDir = None,
 ) -> None:
     """Forget a collection; its files stay."""
+    utf8(name, "the name")
     with _opened(config, state_dir) as corpus:
         typer.echo(f"{name}: {corpus.remove(name)} documents forgotten")

@@ -5,7 +5,6 @@ Above: the command table. Below: `config`, `backends`, `sandboxes`' public API.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import importlib.metadata
 import importlib.util
@@ -25,6 +24,7 @@ from sandboxes.environment import Status, environment_status
 from sandboxes.errors import SandboxError
 from sandboxes.owner import Owner
 from sandboxes.stores.base import Store
+from toolhost import interrupts
 from toolhost.backends import create_backend, create_store, owner_of
 from toolhost.cli.doctor_vllm import check_vllm, request_to_try, vllm_command
 from toolhost.cli.findings import Finding
@@ -141,13 +141,13 @@ def _backend(settings: Settings) -> Iterator[Finding]:
                 return
             # The nodes are those of the real owner: one that was made up would be given NodeHosts of its own there.
             backend = create_backend(settings, owner_of(settings))
-            problems, missing = asyncio.run(_probe(backend))
+            problems, missing = interrupts.run(_probe(backend))
         else:
             # An owner and a state directory made up for this: looking must not make the real ones.
             owner = Owner("doctor", b"doctor")
             with tempfile.TemporaryDirectory(prefix="toolhost-doctor-") as directory:
                 backend = create_backend(settings.model_copy(update={"state_dir": Path(directory)}), owner)
-                problems, missing = asyncio.run(_probe(backend))
+                problems, missing = interrupts.run(_probe(backend))
     except (ConfigurationError, SandboxError) as error:
         yield Finding("isolation", "wrong", error.message)
         return
@@ -195,7 +195,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
             yield Finding("store", "weak", what, "for more than one tool host set store.url; docs/cluster.md")
         return
     try:
-        asyncio.run(_reach(create_store(settings, Owner("doctor", b"doctor"))))
+        interrupts.run(_reach(create_store(settings, Owner("doctor", b"doctor"))))
     except (ConfigurationError, SandboxError) as error:
         yield Finding("store", "wrong", error.message, "mend store.url, or start Redis; docs/cluster.md")
         return

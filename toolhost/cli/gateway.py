@@ -5,7 +5,6 @@ Above: the command table. Below: `config`, `gateway`, `serve` (how a server runs
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import importlib.util
 import logging
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toolhost import telemetry
+from toolhost import interrupts, telemetry
 from toolhost.auth import Authenticator
 from toolhost.cli.checks import fail
 from toolhost.cli.serve import listening, run_until_stopped
@@ -42,7 +41,11 @@ def gateway(
         str | None, typer.Option(metavar="URL", help="redis://HOST:PORT/0 for several gateways. Default a file.")
     ] = None,
     keys_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keys for reasoning that clients keep; shared by replicas.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keys, shared by replicas, for reasoning that clients keep.",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
     state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="The store's file and the keys.")] = None,
@@ -96,7 +99,7 @@ def _launch(settings: Settings, listener: socket.socket) -> int:
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its clients log what is reported as a result here
     auth = Authenticator(settings)  # before anything else: an open bind must not start at all
     try:
-        tools = asyncio.run(connect_tools(settings.gateway))
+        tools = interrupts.run(connect_tools(settings.gateway))
         made = assemble(settings.gateway, settings.state_dir, tools)
 
         async def opening() -> None:

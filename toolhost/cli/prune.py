@@ -5,7 +5,6 @@ Above: `cli.sessions`. Below: `config`, `services`' parts, sandboxes' public API
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +19,7 @@ from sandboxes.errors import SandboxError, StoreUnavailable
 from sandboxes.orphans import Left, Verdict, remove, survey
 from sandboxes.owner import Owner
 from sandboxes.stores.base import SharedStore, Store
+from toolhost import interrupts
 from toolhost.backends import create_backend, create_store, manager_settings, owner_of
 from toolhost.cli.shown import USAGE, confirm, fail, rows, span, terminal
 from toolhost.config import Settings, load
@@ -59,7 +59,7 @@ def prune(
             typer.echo(f"nothing to prune: no host has used {settings.state_dir}", err=True)
             return
         with only_host(settings.state_dir):
-            failed = asyncio.run(_prune(settings, everything=everything, yes=yes, dry_run=dry_run, as_json=as_json))
+            failed = interrupts.run(_prune(settings, everything=everything, yes=yes, dry_run=dry_run, as_json=as_json))
     except StateDirectoryTaken:
         fail(
             f"a host runs on {settings.state_dir} and removes its orphans itself; end its sessions with "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import logging
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import platformdirs
 import typer
 
+from toolhost import interrupts
 from toolhost.cli.checks import CANNOT_START, fail, secret, session_id, utf8
 from toolhost.loop.errors import LoopError, RequestError
 from toolhost.loop.models.registry import ADAPTERS
@@ -39,7 +39,10 @@ def run(
     api_key_file: Annotated[Path | None, typer.Option(help="File with the model server's key.")] = None,
     trace_dir: Annotated[Path | None, typer.Option(help="Where the trace is written.")] = None,
 ) -> None:
-    """Ask a model that may use tools, and watch it work. Ctrl-C cancels the model and the tool."""
+    """Ask a model that may use tools, and watch it work.
+
+    Ctrl-C cancels the model and the tool; a second one ends the command at once.
+    """
     if importlib.util.find_spec("openai") is None:
         typer.echo("toolhost run needs the openai package: pip install 'toolhost[loop]'", err=True)
         raise typer.Exit(1)
@@ -68,7 +71,7 @@ def run(
             session=session,
             api_key=key,
         )
-        code = asyncio.run(ask_and_watch(options, traces))
+        code = interrupts.run(ask_and_watch(options, traces))
     except LoopError as error:
         typer.echo(f"toolhost run: {error}", err=True)
         code = CANNOT_START if isinstance(error, RequestError) else 1

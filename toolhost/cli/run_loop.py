@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import typer
 
+from toolhost import interrupts
 from toolhost.cli.printable import printable
 from toolhost.cli.run import CANCELLED
 from toolhost.cli.run_view import UntilBroken, make_view
@@ -101,8 +102,7 @@ def _save(traces: FileTraces, result: LoopResult) -> bool:
 async def _one_run(driver: LoopDriver, request: LoopRequest, view: UntilBroken) -> LoopResult:
     run = await driver.start(request)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, run.cancel)
-    try:
+    with interrupts.first(lambda: loop.call_soon_threadsafe(run.cancel)), contextlib.closing(view):
         async for event in run.events():
             view.show(event)
             if view.broken is not None:
@@ -113,9 +113,6 @@ async def _one_run(driver: LoopDriver, request: LoopRequest, view: UntilBroken) 
         elif result.response.status == "cancelled":
             view.note("cancelled")
         return result
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        view.close()
 
 
 def _why(result: LoopResult, limits: Limits) -> str:

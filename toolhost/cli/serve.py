@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-import os
 import signal
 import socket
 import sys
@@ -22,16 +21,15 @@ import typer
 import uvicorn
 
 from sandboxes.errors import SandboxError
-from toolhost import telemetry
+from toolhost import interrupts, telemetry
 from toolhost.app import create_app
 from toolhost.cli.checks import fail
 from toolhost.config import ServerSettings, Settings, load
 from toolhost.errors import ConfigurationError, ToolhostError
 from toolhost.services import Services, build
 
-SECOND_SIGNAL = 130
+AT_ONCE = "toolhost: stopped at once; the next start takes over what runs"
 COLLECT_AFTER = (10_000, 10, 10)  # objects, and rounds of the younger generation (gc.set_threshold)
-SAME_SIGNAL_S = 0.5  # a terminal and a wrapper (make, timeout) both pass one Ctrl-C on: that is one
 
 
 def serve(
@@ -198,7 +196,12 @@ def run_until_stopped(
 
     async def run() -> int:
         stop = _Stop(asyncio.current_task(), server, stopping, settings.shutdown_s)
-        with stop.on_signals():
+        loop = asyncio.get_running_loop()
+
+        def signalled() -> None:
+            loop.call_soon_threadsafe(stop.signalled)
+
+        with interrupts.first(signalled, signal.SIGTERM, left=AT_ONCE):
             await opening()
             try:
                 await server.serve(sockets=[listener])
@@ -210,11 +213,11 @@ def run_until_stopped(
         try:
             return runner.run(run())
         except asyncio.CancelledError:
-            return SECOND_SIGNAL
+            return interrupts.INTERRUPTED
 
 
 class _Stop:
-    """The ladder of a stop: calls and streams end within a bound, then the server; a second signal ends it at once."""
+    """The ladder of a stop: calls and streams end within a bound, then the server."""
 
     def __init__(
         self, task: asyncio.Task[Any] | None, server: HostServer, close: Callable[[], Any], bound_s: float
@@ -224,31 +227,12 @@ class _Stop:
         self._close = close
         self._bound_s = bound_s
         self._closing: asyncio.Task[None] | None = None
-        self._first_at = 0.0
 
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def _signalled(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._closing is not None:
-            if now - self._first_at < SAME_SIGNAL_S:
-                return
-            say("toolhost: stopped at once; the next start takes over what runs", err=True)
-            os._exit(SECOND_SIGNAL)
+    def signalled(self) -> None:
         if not self._server.started:
             assert self._task is not None
             self._task.cancel()
             return
-        self._first_at = now
         self._closing = asyncio.get_running_loop().create_task(self._ladder())
         say("toolhost: stopping; again to stop at once", err=True)
 

@@ -5,14 +5,13 @@ Above: the command table. Below: `config`, `services`, `transport.stdio`.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sandboxes.errors import SandboxError
-from toolhost import telemetry
+from toolhost import interrupts, telemetry
 from toolhost.app import everything
 from toolhost.cli.checks import fail
 from toolhost.config import Settings, load
@@ -36,7 +35,7 @@ def stdio(
     try:
         settings = load(config, flags)
         telemetry.configure(settings.log)
-        asyncio.run(_serve(settings))
+        interrupts.run(_serve(settings))
     except (ConfigurationError, SandboxError) as error:
         fail(error.message)
     except KeyboardInterrupt:

@@ -42,6 +42,7 @@ def assemble(
     if settings.model_url is None:
         raise ConfigurationError("give --model-url URL, the model server up to /v1")
     key = _key(settings.api_key_file)
+    sealer = Sealer.load(settings.keys_file or state_dir / "gateway.keys", make=settings.keys_file is None)
     try:
         model = connect(settings.dialect, settings.model_url, key)
     except RequestError as error:
@@ -52,7 +53,7 @@ def assemble(
             store=registry.create(settings.store, state_dir),
             model=model,
             tools=tools,
-            sealer=Sealer.load(settings.keys_file or state_dir / "gateway.keys"),
+            sealer=sealer,
             worker=f"gw_{secrets.token_hex(8)}",
             catalogue=Catalogue(settings.model_url, key),
             files=files or source_for(settings.tools),

@@ -22,6 +22,7 @@ from toolhost.gateway.records import (
     ResponseRecord,
     Unit,
     container_key,
+    item_key,
     response_key,
     turn_key,
     unit_key,
@@ -37,6 +38,8 @@ EXPIRED = (
     "not there."
 )
 TOPIC_CHARACTERS = 80
+UNFINISHED = ("failed", "cancelled")
+"""What ended thus is not a turn of its chain, unless somebody continues from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ class Conversations:
             raise previous_not_found(previous)
         unit = Unit.of(found)
         turns = (*unit.turns[: record.position], record.id)
+        if record.status in UNFINISHED and unit.turns == turns[:-1] and not unit.public:
+            unit = replace(unit, turns=turns)  # nobody else went on from before it, so its session goes on here
         if unit.turns == turns and unit.busy is None and not unit.public:
             renewed, note = self._renewed(unit)
             renewed = replace(renewed, busy=response_id)
@@ -132,10 +137,22 @@ class Conversations:
     async def history(self, unit: Unit, turns: Sequence[str]) -> list[list[Item]]:
         """The messages of turns, oldest first, one list a turn. Raises ApiError if one of them has expired."""
         rows = await self.store.get_many([turn_key(one) for one in turns])
-        if any(row is None for row in rows):
-            raise previous_not_found(turns[-1])
         deleted = set(unit.deleted)
-        return [_messages(row, deleted) for row in rows if row is not None]
+        return [
+            await self._asked(turn) if row is None else _messages(row, deleted)
+            for turn, row in zip(turns, rows, strict=True)
+        ]
+
+    async def _asked(self, turn: str) -> list[Item]:
+        """What is left of a turn that ended before it had said or done anything: what it was asked.
+
+        Raises ApiError if it has expired.
+        """
+        row = await self.store.get(response_key(turn))
+        record = None if row is None else ResponseRecord.of(row)
+        if record is None or record.status not in UNFINISHED:
+            raise previous_not_found(turn)
+        return [item for item in record.input if item["type"] != "reasoning"]
 
     async def items(self, unit: Unit) -> list[Item]:
         """A conversation's items in the clients' form, oldest first."""
@@ -147,6 +164,17 @@ class Conversations:
             for item in row.data.get("client") or ()
             if item["id"] not in unit.deleted
         ]
+
+    async def minted(self, turns: Sequence[str], principal: str, items: Sequence[str]) -> set[str]:
+        """Those of the items' ids that responses among these turns have given."""
+        if not turns or not items:
+            return set()
+        rows, inside = await self.store.get_many([item_key(one) for one in items]), set(turns)
+        return {
+            one
+            for one, row in zip(items, rows, strict=True)
+            if row is not None and row.data["principal"] == principal and row.data["in"] in inside
+        }
 
     # --- changes -----------------------------------------------------------------------------------------------------
 

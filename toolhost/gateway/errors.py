@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolhost.loop.errors import RequestError
+from toolhost.loop.errors import ModelError, RequestError
 
 
 class ApiError(Exception):
@@ -44,6 +44,18 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def of_loop(error: RequestError) -> ApiError:
     """What the loop refused to start."""
     return bad_request(str(error), error.param)
+
+
+def of_model(error: ModelError) -> ApiError | None:
+    """A model server's refusal as the client's own mistake; None where it is not the client's."""
+    match error.status, error.code:
+        case 400 | 404, "model_not_found":
+            return ApiError(404, str(error), param="model", code=error.code)
+        case 400 | 413 | 422, code:
+            return bad_request(str(error), code=code)
+        case 429, code:
+            return ApiError(429, str(error), code=code)
+    return None
 
 
 def not_found(what: str, ident: str) -> ApiError:

@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,6 +21,8 @@ from toolhost.errors import Refused
 from toolhost.gateway.errors import ApiError
 from toolhost.gateway.feed import frame
 from toolhost.gateway.stores.base import StoreError
+
+T = TypeVar("T")
 
 PING_S = 10.0
 PING = b": ping\n\n"
@@ -95,9 +97,7 @@ async def _ping(send: Send) -> None:
         await send({"type": "http.response.body", "body": PING, "more_body": True})
 
 
-async def unless_left(
-    request: Request, work: Awaitable[dict[str, Any]], on_leave: Callable[[], None]
-) -> dict[str, Any]:
+async def unless_left(request: Request, work: Awaitable[T], on_leave: Callable[[], None]) -> T:
     """Wait for work; `on_leave` is called if the client goes first, and the work is waited for all the same."""
     leaving = asyncio.ensure_future(_left(request.receive))
     waiting = asyncio.ensure_future(work)

@@ -6,7 +6,7 @@ in (ids, status, type) is; what is wrong is a 400 that says which item.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from toolhost.gateway.errors import ApiError, bad_request
@@ -39,6 +39,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
     "item_reference": ("id",),
 }
 _HAVE_STATUS = ("message", "function_call", "function_call_output", "code_interpreter_call", "web_search_call")
+_ANSWERS = ("function_call_output", "mcp_approval_response")
 ID_LENGTH = 128
 
 
@@ -192,6 +193,37 @@ async def find_item(ident: str, principal: str, store: Store) -> Item | None:
         *row.data.get("client", ()),
     ]
     return next((item for item in items if item.get("id") == ident), None)
+
+
+def once(
+    fresh: Sequence[Item], history: Sequence[Item], here: Collection[str], deleted: Collection[str], ids: IdSource
+) -> list[Item]:
+    """New items without those that are there already: clients replay what they have of a chain or conversation.
+
+    `here` are ids that were minted in the history's own responses, `deleted` those that a client took out. An id that
+    comes again with something else in it is a client's own way of numbering: it gets another, so that ids stay unique.
+    Outputs of calls and approvals are always kept: whoever they answer judges them.
+    """
+    known = {item["id"]: _said(item) for item in history if item.get("id")}
+    result: list[Item] = []
+    for item in fresh:
+        ident, said = item["id"], _said(item)
+        if ident in here or ident in known or ident in deleted:
+            again = ident in here or (ident in known and (item["type"] != "message" or known[ident] == said))
+            if again and item["type"] not in _ANSWERS:
+                continue
+            item = {**item, "id": ids.new(_PREFIXES[item["type"]])}
+        known[item["id"]] = said
+        result.append(item)
+    return result
+
+
+def _said(item: Item) -> tuple[str, ...]:
+    """What is in a message, in whichever of its forms."""
+    content = item.get("content")
+    if isinstance(content, str):
+        return (content,)
+    return tuple(str(part.get("text") or part.get("refusal") or part.get("image_url")) for part in content or ())
 
 
 def for_model(items: Sequence[Item], principal: str, sealer: Sealer) -> list[Item]:

@@ -11,16 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolhost.config import GatewaySettings
+from toolhost.config import DOMAIN, GatewaySettings
 from toolhost.gateway.errors import bad_request
 from toolhost.gateway.records import Item
 from toolhost.gateway.schema import CreateResponse
-from toolhost.loop.request import Limits, LoopRequest
+from toolhost.loop.request import ALLOW_HEADER, Limits, LoopRequest
 
 OWN_HEADER = "x-toolhost-session"
 TTL_HEADER = "x-toolhost-ttl"
-NARROWING = frozenset({TTL_HEADER, "x-toolhost-content", "x-toolhost-domains"})
+NARROWING = frozenset({ALLOW_HEADER, "x-toolhost-deny-domains"})
 """Headers that a client may send to the host's own namespaces."""
+MAX_DOMAINS = 100
 
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SEARCHES = ("web_search", "web_search_preview")
@@ -150,12 +151,37 @@ def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
         case "mcp":
             _check_mcp(tool, place)
         case str() if kind.startswith(_SEARCHES):
+            _check_search(tool, place)
             return {**tool, "type": "web_search"}
         case "code_interpreter":
             pass
         case _:
             raise bad_request(f"{place}: tools of type {kind!r} are not supported", "tools", "unsupported_value")
     return dict(tool)
+
+
+def _check_search(tool: Mapping[str, Any], place: str) -> None:
+    """What narrows a search is done or refused; what only tunes it may be ignored."""
+    filters = tool.get("filters") or {}
+    domains = filters.get("allowed_domains") or [] if isinstance(filters, Mapping) else None
+    if not (
+        isinstance(domains, list)
+        and len(domains) <= MAX_DOMAINS
+        and all(isinstance(one, str) and DOMAIN.fullmatch(one) for one in domains)
+    ):
+        raise bad_request(
+            f"{place}.filters.allowed_domains must be a list of up to {MAX_DOMAINS} host names",
+            "tools",
+            "invalid_value",
+        )
+    if foreign := sorted(set(filters) - {"allowed_domains"}):
+        raise bad_request(f"{place}.filters: {foreign[0][:64]!r} is not supported", "tools", "unsupported_value")
+    if tool.get("external_web_access") is False:
+        raise bad_request(
+            f"{place}: external_web_access false is not supported; what the browser reads is the operator's to say",
+            "tools",
+            "unsupported_value",
+        )
 
 
 def _check_mcp(tool: Mapping[str, Any], place: str) -> None:
@@ -175,10 +201,10 @@ def _check_mcp(tool: Mapping[str, Any], place: str) -> None:
                 "tools",
                 "invalid_value",
             )
-    allowed_tools = tool.get("allowed_tools")
-    names = allowed_tools.get("tool_names", []) if isinstance(allowed_tools, Mapping) else allowed_tools
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise bad_request(f"{place}.allowed_tools must be a list of names", "tools", "invalid_value")
+    if not _is_allowed_tools(tool.get("allowed_tools")):
+        raise bad_request(
+            f"{place}.allowed_tools must be a list of names, or tool_names and read_only", "tools", "invalid_value"
+        )
     approval = tool.get("require_approval")
     if not (approval in (None, "always", "never") or _is_filter(approval)):
         raise bad_request(
@@ -186,11 +212,29 @@ def _check_mcp(tool: Mapping[str, Any], place: str) -> None:
         )
 
 
+def _is_allowed_tools(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return value is None or _is_names(value)
+    names, read_only = value.get("tool_names"), value.get("read_only")
+    return (
+        set(value) <= {"tool_names", "read_only"}
+        and (names is None or _is_names(names))
+        and isinstance(read_only, bool | None)
+    )
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
 def _is_filter(value: Any) -> bool:
     if not isinstance(value, Mapping) or not value or not set(value) <= {"always", "never"}:
         return False
-    lists = [one.get("tool_names") if isinstance(one, Mapping) else None for one in value.values()]
-    return all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists)
+    # Exactly these: what else a filter may say (`read_only`) would be ignored, and tools run without consent.
+    return all(
+        isinstance(one, Mapping) and set(one) == {"tool_names"} and _is_names(one["tool_names"])
+        for one in value.values()
+    )
 
 
 def _is_header(name: str, value: str) -> bool:

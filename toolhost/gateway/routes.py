@@ -20,6 +20,9 @@ from toolhost.gateway.run import Run
 from toolhost.gateway.schema import CreateResponse, parse
 from toolhost.gateway.service import Gateway
 
+HELD_S = 1.0
+"""How long a stream's beginning waits for the model, which may refuse the request: then the answer is an error."""
+
 
 def routes(gateway: Gateway, auth: Authenticator, max_body_bytes: int) -> list[Route]:
     """Everything under /v1 that the gateway serves."""
@@ -53,9 +56,15 @@ class _Endpoints:
         if body.background:
             return sse(run.feed.read()) if body.stream else Json(run.record.response)
         leave = _leaving(run)
-        if body.stream:
-            return sse(run.feed.read(), leave)
-        return Json(await unless_left(request, run.done, leave))
+        if not body.stream:
+            response = await unless_left(request, run.done, leave)
+            if (refused := run.refused()) is not None:
+                raise refused
+            return Json(response)
+        await unless_left(request, run.heard(HELD_S), leave)
+        if (refused := run.refused()) is not None:
+            raise refused
+        return sse(run.feed.read(), leave)
 
     async def retrieve(self, request: Request) -> Response:
         principal, ident = principal_of(request, self._auth), request.path_params["id"]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from pydantic_core import PydanticSerializationError
 
 from toolhost.gateway.conversations import Conversations, added
+from toolhost.gateway.errors import ApiError, of_model
 from toolhost.gateway.feed import Feed, entry
 from toolhost.gateway.prepare import STATEFUL, Asked, summarized
 from toolhost.gateway.records import (
@@ -34,7 +35,7 @@ from toolhost.gateway.records import (
 from toolhost.gateway.replay import DELTAS, TERMINAL, Replay
 from toolhost.gateway.stores.base import Append, Change, Check, Conflict, Put, Remove, Store, StoreError
 from toolhost.loop.driver import LoopDriver
-from toolhost.loop.errors import LoopError
+from toolhost.loop.errors import LoopError, ModelError
 from toolhost.loop.events import wire_json
 from toolhost.loop.output_items import Event
 from toolhost.loop.request import LoopRequest, LoopResult
@@ -72,6 +73,16 @@ class Taps(Protocol):
 
     async def shown(self, items: Sequence[Item]) -> list[Item]:
         """Messages as the model was really shown them (images of tools)."""
+        ...
+
+    @property
+    def answered(self) -> asyncio.Event:
+        """Set once the model has begun its first answer, or has refused to."""
+        ...
+
+    @property
+    def refusal(self) -> ModelError | None:
+        """Why it has refused to."""
         ...
 
 
@@ -128,6 +139,26 @@ class Run:
         self.cancelled = True
         if self._loop_run is not None:
             self._loop_run.cancel()
+
+    async def heard(self, most_s: float) -> None:
+        """Wait for the model's first word, for so long at most; if it refuses, for the end."""
+        assert self._taps is not None
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(self._taps.answered.wait())
+        ended: asyncio.Future[Any] = self.done
+        await asyncio.wait({waiting, ended}, timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._taps.refusal is not None:
+            await asyncio.wait({self.done})
+
+    def refused(self) -> ApiError | None:
+        """The client's mistake for which the model server refused the request before anything had happened."""
+        refusal = None if self._taps is None else self._taps.refusal
+        if refusal is None or not self.done.done():
+            return None
+        response = self.done.result()
+        if response["status"] != "failed" or any(item["type"] != "mcp_list_tools" for item in response["output"]):
+            return None
+        return of_model(refusal)
 
     async def look(self) -> None:
         """Look whether another process has changed the row; called when one may have."""

@@ -18,6 +18,7 @@ from toolhost.errors import ConfigurationError
 from toolhost.gateway.errors import bad_request
 
 PREFIX = "thr1_"
+MAKE = "python -c 'from cryptography.fernet import Fernet as F; print(F.generate_key().decode())'"
 
 
 class Sealer:
@@ -27,22 +28,20 @@ class Sealer:
         self._keys = keys
 
     @classmethod
-    def load(cls, file: Path) -> Sealer:
-        """Keys from a file, one a line, newest first; a file that is not there is made with one key.
-
-        Raises ConfigurationError.
+    def load(cls, file: Path, *, make: bool) -> Sealer:
+        """Keys from a file, one a line, newest first. `make`: one that is not there is made, with one key; otherwise
+        it is an error, for replicas would each make keys of their own. Raises ConfigurationError.
         """
         try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            try:
-                made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError:
-                pass
-            else:
-                with os.fdopen(made, "wb") as new:
-                    new.write(Fernet.generate_key() + b"\n")
+            if make:
+                _make(file)
             lines = [line.strip() for line in file.read_text(encoding="ascii").splitlines() if line.strip()]
             return cls(MultiFernet([Fernet(line) for line in lines]))
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"there is no gateway keys file {file}; make it once, for all replicas: (umask 077; {MAKE} > {file}). "
+                "Without --keys-file a gateway makes its own in the state directory"
+            ) from None
         except (OSError, ValueError) as error:
             # A key's text is not repeated: it is a secret.
             reason = error.strerror if isinstance(error, OSError) else "expected Fernet keys, one a line"
@@ -67,3 +66,13 @@ class Sealer:
             )
         reasoning: dict[str, Any] = data["reasoning"]
         return reasoning
+
+
+def _make(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(made, "wb") as new:
+        new.write(Fernet.generate_key() + b"\n")

@@ -57,7 +57,7 @@ from toolhost.gateway.stores.base import Change, Conflict, Put, Remove, Store
 from toolhost.gateway.taps import RunTaps, RunTools, TapModel, ToolImages
 from toolhost.gateway.truncation import Fitter
 from toolhost.loop.driver import LoopDriver
-from toolhost.loop.errors import RequestError
+from toolhost.loop.errors import RequestError, explained
 from toolhost.loop.events import Emitter
 from toolhost.loop.hooks import Annotate
 from toolhost.loop.ids import IdSource, RandomIds
@@ -212,6 +212,9 @@ class Gateway:
             found = await self.conversations.find(unit.id)
             unit = unit if found is None else found
         history = await self._history(unit, place.turns)
+        here = await self.conversations.minted(place.turns, principal, [item["id"] for item in fresh])
+        said = [item for turn in history for item in turn]
+        fresh = client_items.once(fresh, said, here, unit.deleted, self._parts.ids)
         fresh = await self._arrivals.judged(place.turns, history, fresh)
         asked = Asked(
             id=ident,
@@ -408,8 +411,7 @@ def first_object(request: LoopRequest, asked: Asked, clock: Callable[[], float])
     try:
         response = Emitter(asked.id, request.model, RandomIds(), clock, shown).snapshot()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise bad_request(f"{place}: {first['msg']}", str(first["loc"][0]), "invalid_value") from None
+        wrong = explained(error)
+        raise bad_request(str(wrong), wrong.param, "invalid_value") from None
     data: dict[str, Any] = json.loads(wire_text(response))
     return {**data, "status": "queued"} if body.background else data

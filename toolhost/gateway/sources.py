@@ -108,11 +108,14 @@ class HostFiles:
             except httpx2.HTTPError as error:
                 raise _unreachable(error) from error
         _check(answer)
-        return [
-            FileEntry(entry["path"], entry["size"], entry["modified"])
-            for entry in answer.json()["files"]
-            if entry["kind"] == "file"
-        ]
+        try:
+            return [
+                FileEntry(str(entry["path"]), int(entry["size"]), float(entry["modified"]))
+                for entry in answer.json()["files"]
+                if entry["kind"] == "file"
+            ]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ApiError(502, "the tool host answered with something else than files") from error
 
     async def read(self, principal: str, session: str, path: str) -> AsyncIterator[bytes]:
         try:

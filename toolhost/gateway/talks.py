@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolhost.gateway.conversations import Conversations, new_container
-from toolhost.gateway.errors import ApiError, not_found
+from toolhost.gateway.errors import ApiError, bad_request, not_found
 from toolhost.gateway.items import checked, resolved
 from toolhost.gateway.records import Item, Unit, container_key, item_key, turn_key, unit_key
 from toolhost.gateway.stores.base import Change, Conflict, Put, Remove, Store
@@ -39,7 +39,7 @@ class Talks:
         )
         changes: list[Change] = []
         if items:
-            turn, changes = await self._turn(principal, items)
+            turn, changes = await self._turn(principal, items, ())
             unit = replace(unit, turns=(turn,))
         pointer = {"principal": principal, "session": unit.container.session}
         await self._store.write(unit.put(None), Put(container_key(unit.container.id), pointer, 0), *changes)
@@ -53,17 +53,20 @@ class Talks:
 
     async def delete(self, ident: str, principal: str) -> None:
         unit = await self.get(ident, principal)
-        items = await self._conversations.items(unit)
+        items = [item["id"] for item in await self._conversations.items(unit)]
+        # An item that came from elsewhere, or that a client named so, is still found where it is.
+        own = await self._conversations.minted(unit.turns, principal, items)
         await self._store.write(
             Remove(unit_key(ident)),
             Remove(container_key(unit.container.id)),
             *(Remove(turn_key(turn)) for turn in unit.turns),
-            *(Remove(item_key(item["id"])) for item in items),
+            *(Remove(item_key(item)) for item in own),
         )
 
     async def add(self, ident: str, principal: str, items: Sequence[Mapping[str, Any]]) -> list[Item]:
-        await self.get(ident, principal)
-        turn, changes = await self._turn(principal, items)
+        unit = await self.get(ident, principal)
+        there = [item["id"] for item in await self._conversations.items(unit)]
+        turn, changes = await self._turn(principal, items, [*there, *unit.deleted])
         await self._change(ident, principal, lambda unit: replace(unit, turns=(*unit.turns, turn)), changes)
         first = changes[0]
         assert isinstance(first, Put)
@@ -82,9 +85,20 @@ class Talks:
         await self.item(ident, principal, item_id)
         return await self._change(ident, principal, lambda unit: replace(unit, deleted=(*unit.deleted, item_id)))
 
-    async def _turn(self, principal: str, items: Sequence[Mapping[str, Any]]) -> tuple[str, list[Change]]:
-        """Items as a turn of their own: its id, and the rows to write, the turn's first."""
+    async def _turn(
+        self, principal: str, items: Sequence[Mapping[str, Any]], there: Sequence[str]
+    ) -> tuple[str, list[Change]]:
+        """Items as a turn of their own: its id, and the rows to write, the turn's first. Raises ApiError."""
         complete = await resolved(checked(items, RandomIds(), "items"), principal, self._store)
+        known = set(there)
+        for number, item in enumerate(complete):
+            if item["id"] in known:
+                raise bad_request(
+                    f"items[{number}]: the conversation has, or had, an item with id '{item['id']}'",
+                    "items",
+                    "duplicate_item",
+                )
+            known.add(item["id"])
         turn = f"items_{secrets.token_hex(16)}"
         data = {"principal": principal, "items": None, "client": complete, "final": True}
         return turn, [Put(turn_key(turn), data, 0)]

@@ -6,11 +6,13 @@ tool output are shown to a model that has eyes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from toolhost.loop.errors import ModelError
 from toolhost.loop.ledger import CallRegistry
 from toolhost.loop.models.base import ModelClient, ModelDelta, ModelRequest, ReasoningDelta, ReasoningReplay
 from toolhost.loop.results import read_result
@@ -23,13 +25,18 @@ SHOWN = "Images in the output of the call above:"
 
 
 class TapModel:
-    """A model client of one run that notes what belongs to each thought, and shows the model the tools' images."""
+    """A model client of one run that notes what belongs to each thought, and shows the model the tools' images.
+
+    `answered` is set once the model has begun its first answer; `refusal` is there if it gave none.
+    """
 
     def __init__(self, model: ModelClient, images: ToolImages) -> None:
         self.dialect = model.dialect
         self._model = model
         self._images = images
         self._replays: dict[str, dict[str, Any]] = {}
+        self.answered = asyncio.Event()
+        self.refusal: ModelError | None = None
 
     async def aclose(self) -> None:
         """The client is shared: whoever made it closes it."""
@@ -37,14 +44,22 @@ class TapModel:
     async def round(self, request: ModelRequest) -> AsyncGenerator[ModelDelta, None]:
         request = replace(request, items=await self._images.shown(request.items, self.dialect))
         thought = ""
-        async with aclosing(self._model.round(request)) as deltas:
-            async for delta in deltas:
-                if isinstance(delta, ReasoningDelta):
-                    thought += delta.text
-                elif isinstance(delta, ReasoningReplay):
-                    self._replays[thought] = dict(delta.data)
-                    thought = ""
-                yield delta
+        try:
+            async with aclosing(self._model.round(request)) as deltas:
+                async for delta in deltas:
+                    self.answered.set()
+                    if isinstance(delta, ReasoningDelta):
+                        thought += delta.text
+                    elif isinstance(delta, ReasoningReplay):
+                        self._replays[thought] = dict(delta.data)
+                        thought = ""
+                    yield delta
+        except ModelError as error:
+            if not self.answered.is_set():
+                self.refusal = error
+            raise
+        finally:
+            self.answered.set()
 
     def replay_of(self, thought: str) -> dict[str, Any]:
         """What the upstream wants back with a thought; empty if it said nothing."""
@@ -116,6 +131,14 @@ class RunTaps:
 
     async def shown(self, items: Sequence[Item]) -> list[Item]:
         return await self._images.shown(items, self._model.dialect)
+
+    @property
+    def answered(self) -> asyncio.Event:
+        return self._model.answered
+
+    @property
+    def refusal(self) -> ModelError | None:
+        return self._model.refusal
 
 
 class RunTools:

@@ -56,6 +56,7 @@ class ScriptedRound(BaseModel):
     calls: list[ScriptedCall] = []
     finish: str = ""
     status: int = 200
+    code: str = ""
     garbage: str = ""
     chunk: int = 8
     delay: float = 0.0
@@ -140,7 +141,8 @@ class FakeModel:
         if scripted is None:
             return JSONResponse({"error": {"message": "the script has no round for this request"}}, 500)
         if scripted.status != 200:
-            return JSONResponse({"error": {"message": scripted.text or "scripted failure"}}, scripted.status)
+            error = {"message": scripted.text or "scripted failure", "code": scripted.code or None}
+            return JSONResponse({"error": error}, scripted.status)
         answer = scripted.answer(str(body.get("model")))
         if body.get("stream"):
             return StreamingResponse(self._stream(scripted, wire.stream(answer)), media_type="text/event-stream")

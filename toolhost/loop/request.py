@@ -14,6 +14,7 @@ from toolhost.loop.tools import ClientFunction, Namespace, Toolbox
 from toolhost.loop.trace import Trace
 from toolhost.loop.transcript import Item
 
+ALLOW_HEADER = "x-toolhost-allow-domains"
 INCLUDE_CODE_OUTPUTS = "code_interpreter_call.outputs"
 
 _SEARCH_TYPES = ("web_search", "web_search_preview")
@@ -131,7 +132,7 @@ def resolve_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[Namespace], 
             case "code_interpreter":
                 namespaces["python"] = Namespace("python", "code")
             case kind if kind in _SEARCH_TYPES:
-                namespaces["browser"] = Namespace("browser", "search")
+                namespaces["browser"] = Namespace("browser", "search", headers=_domains(tool))
             case "mcp":
                 namespace = _mcp_namespace(tool)
                 namespaces[namespace.name] = namespace
@@ -166,15 +167,30 @@ def _mcp_namespace(tool: Mapping[str, Any]) -> Namespace:
     label, kind = _LABELS.get(str(label), (label, "mcp"))
     if not isinstance(label, str) or not label:
         raise RequestError("an mcp tool needs a server_label", "tools")
-    allowed = tool.get("allowed_tools")
-    if isinstance(allowed, Mapping):
-        allowed = allowed.get("tool_names")
+    given = tool.get("allowed_tools")
+    rule = given if isinstance(given, Mapping) else {"tool_names": given}
+    allowed = rule.get("tool_names")
     approval: Literal["always", "never"] | frozenset[str] = "never"
+    exempt: frozenset[str] = frozenset()
     match tool.get("require_approval"):
         case "always":
             approval = "always"
+        case {"never": {"tool_names": [*names]}}:
+            approval, exempt = "always", frozenset(names)  # what is not named there is asked for
         case {"always": {"tool_names": [*names]}}:
             approval = frozenset(names)
     return Namespace(
-        label, kind, approval, None if allowed is None else frozenset(allowed), dict(tool.get("headers") or {})
+        label,
+        kind,
+        approval,
+        exempt,
+        None if allowed is None else frozenset(allowed),
+        bool(rule.get("read_only")),
+        dict(tool.get("headers") or {}),
     )
+
+
+def _domains(tool: Mapping[str, Any]) -> dict[str, str]:
+    """The domains that a search is narrowed to, as a tool host is told of them."""
+    allowed = (tool.get("filters") or {}).get("allowed_domains")
+    return {ALLOW_HEADER: ",".join(allowed)} if allowed else {}

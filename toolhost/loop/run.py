@@ -14,7 +14,7 @@ from openai.types.responses import ResponseError
 from pydantic import ValidationError
 
 from toolhost.loop import steps
-from toolhost.loop.errors import LoopError, ModelError, RequestError
+from toolhost.loop.errors import LoopError, ModelError, RequestError, explained
 from toolhost.loop.events import Emitter
 from toolhost.loop.executor import Clocks, Executor
 from toolhost.loop.output_items import Event
@@ -91,9 +91,7 @@ class LoopRun:
         try:
             self._context.emitter.snapshot()
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = str(first["loc"][0]) if first["loc"] else None
-            raise RequestError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", where) from error
+            raise explained(error) from error
         self._main_task = asyncio.create_task(self._main(history, fresh, approvals))
 
     async def events(self) -> AsyncGenerator[Event, None]:

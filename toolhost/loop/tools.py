@@ -87,19 +87,22 @@ PYTHON_TOOL = HostedTool(
 class Namespace:
     """A namespace that a run may use.
 
-    `approval` says which tools need the user's consent: all, none, or those named. `allowed` is a hard filter.
+    `approval` says which tools need the user's consent: all but those in `exempt`, none, or those named. `allowed` is a
+    hard filter, and so is `read_only`: only tools that are marked as such.
     """
 
     name: str
     kind: Literal["code", "search", "mcp"]
     approval: Literal["always", "never"] | frozenset[str] = "never"
+    exempt: frozenset[str] = frozenset()
     allowed: frozenset[str] | None = None
+    read_only: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def needs_approval(self, tool: str) -> bool:
         if isinstance(self.approval, frozenset):
             return tool in self.approval
-        return self.approval == "always"
+        return self.approval == "always" and tool not in self.exempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +148,10 @@ class Toolbox:
         return self.functions.get(name) or self.hosted.get(name) or self._aliases.get(_plain(name))
 
     def _is_allowed(self, tool: HostedTool) -> bool:
-        allowed = self.namespaces[tool.namespace].allowed
-        return allowed is None or tool.name in allowed
+        namespace = self.namespaces[tool.namespace]
+        if namespace.read_only and not tool.read_only:
+            return False
+        return namespace.allowed is None or tool.name in namespace.allowed
 
     def _free_name(self, tool: HostedTool) -> str:
         """A name of the characters and length that every wire takes, not yet in use."""

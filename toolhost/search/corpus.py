@@ -167,6 +167,8 @@ class Corpus:
             raise CorpusError(f"there is no file or folder {path}")
         if not path.is_file() and not path.is_dir():
             raise CorpusError(f"{path} is neither a file nor a folder")
+        if not _is_text(str(path)):
+            raise CorpusError("the path is not UTF-8 text, so nothing could name its documents")
         name = _collection_name(name or path.name)
         with self._lock:
             self._claim(name, path)
@@ -204,6 +206,8 @@ class Corpus:
     def _add_file(self, report: AddReport, file: Path, relative: str, known: tuple[int, int, int] | None) -> None:
         try:
             status = file.stat()
+            if not _is_text(relative):
+                raise Unreadable("its name is not UTF-8 text")
             if known is not None and known[1:] == (status.st_mtime_ns, status.st_size):
                 report.unchanged += 1
                 return
@@ -335,6 +339,15 @@ class CorpusSearch:
     async def aclose(self) -> None:
         """Close the index."""
         await asyncio.to_thread(self._corpus.close)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name of the file system can be written down; any bytes can be one."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _collection_name(text: str) -> str:

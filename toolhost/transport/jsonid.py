@@ -1,6 +1,6 @@
 """Finds the `id` of a JSON-RPC message without holding the message: it may be oversized or malformed.
 
-Above: `sse`. Below: nothing. Memory is bounded by `KEEP`, whatever comes.
+Above: `sse`, `stdio`. Below: nothing. Memory is bounded by `KEEP`, whatever comes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class IdScanner:
 
     def _value(self) -> None:
         value = self._take()
-        if self._key == "id" and _can_be_answered(value):
+        if self._key == "id" and can_be_answered(value):
             self.result = value
         self._key = None
 
@@ -111,7 +111,8 @@ class IdScanner:
             self._token += piece
 
 
-def _can_be_answered(value: object) -> TypeGuard[str | int]:
+def can_be_answered(value: object) -> TypeGuard[str | int]:
+    """Whether this is an id that an answer can carry."""
     if isinstance(value, str):
         return value.isascii() or value.encode("utf-8", "replace").decode() == value  # no lone surrogates: not UTF-8
     return isinstance(value, int) and not isinstance(value, bool)

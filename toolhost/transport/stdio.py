@@ -1,6 +1,6 @@
 """MCP over standard input and output, for desktop clients: one session a process.
 
-Above: the `stdio` command. Below: `mcp_server`, the SDK.
+Above: the `stdio` command. Below: `mcp_server`, `jsonid`, the SDK.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
 from toolhost.auth import ANONYMOUS
 from toolhost.mcp_server import Caller
 from toolhost.transport.asgi import Attach
+from toolhost.transport.jsonid import can_be_answered, find_id
 from toolhost.transport.streams import Inbox
 
 NOTIFICATIONS = "notifications/"  # how the names of all of them begin, in every version of MCP
@@ -52,7 +53,7 @@ async def _pump(
         async for item in read:
             if isinstance(item, Exception):
                 what = "The line is not a JSON-RPC 2.0 message. Nothing ran."
-                await write.send(_error(INVALID_REQUEST if _is_json(item) else PARSE_ERROR, what))
+                await write.send(_error(INVALID_REQUEST if _is_json(item) else PARSE_ERROR, what, _id_of(item)))
             elif isinstance(item.message, JSONRPCNotification) and not item.message.method.startswith(NOTIFICATIONS):
                 # No client notifies of these: it is a request, and its id is none, or missing.
                 await write.send(_error(INVALID_REQUEST, "The id must be a string or an integer. Nothing ran."))
@@ -66,5 +67,17 @@ def _is_json(error: Exception) -> bool:
     return isinstance(error, ValidationError) and error.errors(include_input=False)[0]["type"] != "json_invalid"
 
 
-def _error(code: int, message: str) -> SessionMessage:
-    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=code, message=message)))
+def _id_of(error: Exception) -> str | int | None:
+    """The id of the message that could not be read: without it, whoever sent it would wait for ever."""
+    for one in error.errors(include_url=False) if isinstance(error, ValidationError) else ():
+        given = one["input"]
+        if one["type"] == "json_invalid":
+            return find_id(str(given).encode())
+        if one["type"] == "missing" and isinstance(given, dict) and can_be_answered(given.get("id")):
+            ident: str | int = given["id"]
+            return ident
+    return None
+
+
+def _error(code: int, message: str, ident: str | int | None = None) -> SessionMessage:
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=ErrorData(code=code, message=message)))

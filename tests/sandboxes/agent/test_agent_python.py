@@ -360,3 +360,46 @@ def test_the_agent_ends_on_sigterm_with_everything_it_started(tmp_path: Path) ->
     assert agent.process.wait(10) == 0
     assert eventually(lambda: gone(pid))
     assert agent.close() == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "import os, threading\nthreading.Timer(0.1, os._exit, [3]).start()",
+            "died after the previous call (exit code 3)",
+        ),
+        ("import os, threading\nthreading.Timer(0.1, os.kill, [os.getpid(), 9]).start()", "(signal 9)"),
+        ("import os, threading\nthreading.Timer(0.1, os.closerange, [3, 4096]).start()", "control channel"),
+    ],
+)
+def test_a_death_between_two_calls_is_told_by_the_next_once(link: Link, agent: Agent, code: str, said: str) -> None:
+    pid = int(link.run("x = 41; import os; os.getpid()")["value"])
+    link.run(f"open('kept', 'w').close()\n{code}")
+    assert eventually(lambda: gone(pid))
+    assert link.shell("true")["state_lost_before"] is None  # of a command no variable is asked
+    result = link.run("import os\n'x' in globals(), os.path.exists('kept')")
+    assert result["value"] == "(False, True)"
+    assert said in result["state_lost_before"]
+    assert "files are kept" in result["state_lost_before"]
+    assert link.run("1")["state_lost_before"] is None
+
+
+def test_an_interpreter_that_dies_unused_hides_no_earlier_loss_and_is_none_itself(link: Link, agent: Agent) -> None:
+    def living() -> list[int]:
+        return [pid for pid in children(agent.pid) if not gone(pid)]
+
+    first = int(link.run("import os; os.getpid()")["value"])
+    os.kill(first, signal.SIGKILL)
+    assert eventually(lambda: gone(first) and len(living()) == 1)
+    second = living()[0]
+    os.kill(second, signal.SIGKILL)
+    assert eventually(lambda: gone(second))
+    assert "signal 9" in link.run("1")["state_lost_before"]
+    assert link.run("1")["state_lost_before"] is None
+
+
+def test_a_restart_is_the_operators_to_tell(link: Link) -> None:
+    link.run("x = 1")
+    assert link.ask("restart")["t"] == "ok"
+    assert link.run("1")["state_lost_before"] is None

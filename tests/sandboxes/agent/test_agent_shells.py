@@ -139,3 +139,14 @@ def test_syntax_errors_in_a_named_shell_leave_it_and_its_variables(link: Link, b
     for command in broken:
         assert link.shell(command, shell="a")["receipt"]["ending"] in ("ok", "raised")
     assert text(link.shell("echo $kept; pwd", shell="a")) == "5\n/tmp\n"
+
+
+def test_a_shell_that_ended_between_two_calls_is_told_by_the_next_in_it_once(link: Link) -> None:
+    pid = int(text(link.shell("x=5; echo $$", shell="a")))
+    link.shell(f"kill -9 {pid}")
+    link.shell(f"while [ -e /proc/{pid} ]; do sleep 0.01; done")
+    assert link.shell("true", shell="b")["notes"] == []
+    told = link.shell("echo .$x", shell="a")
+    assert text(told) == ".\n"
+    assert "The earlier shell 'a' ended" in told["notes"][0]
+    assert link.shell("true", shell="a")["notes"] == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sandboxes.backends import docker as backend_module
-from sandboxes.backends import docker_sandboxes
+from sandboxes.backends import docker_engine, docker_sandboxes
 from sandboxes.backends.base import Life
 from sandboxes.backends.docker import DockerBackend
 from sandboxes.backends.docker_container import LABEL
@@ -29,10 +29,12 @@ live = pytest.mark.docker
 
 
 class Proxy:
-    """A way to the engine on which requests can be made to hang: those whose first line matches `stall`."""
+    """A way to the engine on which requests can be made to hang: those whose first line matches `stall`, or the first
+    of them (`once`)."""
 
     def __init__(self) -> None:
         self.stall: re.Pattern[bytes] | None = None
+        self.once = False
         self.stalled = asyncio.Event()
         self.release = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -48,6 +50,8 @@ class Proxy:
             while piece := await reader.read(1 << 16):
                 if self.stall is not None and self.stall.search(piece.partition(b"\r\n")[0]):
                     self.stalled.set()
+                    if self.once:
+                        self.stall = None
                     await self.release.wait()
                 out.write(piece)
                 await out.drain()
@@ -126,6 +130,19 @@ async def test_hung_start_delays_none_of_twenty_others_and_gets_a_text(
         with pytest.raises(EngineUnavailable, match="Docker engine"):
             await hung
         assert await backend.lookup("hung") is None
+
+
+@live
+@pytest.mark.parametrize("path", ["/version", "/info", "/networks", "/images/"])
+async def test_one_answer_that_does_not_come_does_not_keep_it_from_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(docker_engine, "PATIENCE_S", (1.0, 20.0))
+    async with proxied() as (proxy, address):
+        proxy.stall, proxy.once = re.compile(rb"GET \S*" + path.encode()), True
+        async with opened(DockerHost(tmp_path), engine_url=address) as backend:
+            assert proxy.stalled.is_set()
+            assert await backend.list_owned() == []
 
 
 @live

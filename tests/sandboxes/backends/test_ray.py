@@ -8,13 +8,14 @@ import asyncio
 import dataclasses
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandboxes.backends import ray, ray_local, ray_names, ray_nodes
+from sandboxes.backends import ray, ray_doubts, ray_local, ray_names, ray_nodes
 from sandboxes.backends.base import Life
 from sandboxes.backends.ray import RayBackend
 from sandboxes.backends.ray_leases import Lease, Leases
@@ -39,8 +40,13 @@ class Head(Leases):
     def __init__(self) -> None:
         self.known: dict[str, tuple[str, str]] = {}  # name → id and node of a lease
         self.alive: dict[str, Node] = {}
+        self.given_up: dict[str, Node] = {}
+        self.silent: set[str] = set()  # nodes that do not answer it
         self.raylets: dict[str, asyncio.Server] = {}
         self.down = False
+        self.asked = 0  # where a lease is
+        self.answering = asyncio.Event()
+        self.answering.set()
         self.capacity = 100
         self._ids = itertools.count(1)
 
@@ -62,11 +68,15 @@ class Head(Leases):
                 "host": "127.0.0.1",
                 "raylet": self.raylets[ident].sockets[0].getsockname()[1],
                 "capacity": self.capacity,
-                "place": str(node.place),
+                "place": None if ident in self.silent else str(node.place),
                 "problem": node.problem,
             }
             for ident, node in self.alive.items()
         ]
+
+    async def dead(self, nodes: Sequence[str]) -> list[str]:
+        self._answer()
+        return [ident for ident in nodes if ident in self.given_up]
 
     async def lease(self, name: str, avoid: Sequence[str] = ()) -> Lease:
         self._answer()
@@ -80,7 +90,9 @@ class Head(Leases):
         return Lease(*self.known[name], fresh=True)
 
     async def find(self, name: str) -> Lease | None:
+        self.asked += 1
         self._answer()
+        await self.answering.wait()
         return Lease(*self.known[name]) if name in self.known else None
 
     async def remove(self, lease: str) -> None:
@@ -92,11 +104,20 @@ class Head(Leases):
 
     def give_up(self, ident: str) -> None:
         """The node is dead: its leases move."""
-        del self.alive[ident]
+        self.given_up[ident] = self.alive.pop(ident)
         others = itertools.cycle(self.alive)
         self.known = {
             name: (lease, next(others) if node == ident else node) for name, (lease, node) in self.known.items()
         }
+
+    async def told(self, ident: str) -> None:
+        """A node hears of its leases."""
+        held = {
+            str(ray_names.workspace_of(OWNER.id, name)): lease
+            for name, (lease, node) in self.known.items()
+            if node == ident
+        }
+        await self.alive[ident].leases(held, time.monotonic())
 
     def _answer(self) -> None:
         if self.down:
@@ -258,6 +279,103 @@ async def test_what_runs_is_reached_while_the_head_is_away(cluster: Cluster, bac
     assert [info.host for info in backend.nodes()] == ["127.0.0.1"] * 2
     await backend.destroy(handle)
     assert await backend.list_owned() == []
+
+
+@pytest.fixture
+async def unaware(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RayBackend]:
+    """A replica that has not heard of nodes since it was opened."""
+    monkeypatch.setattr(ray_nodes, "REFRESH_S", 3600)
+    made = RayBackend(owner=OWNER, node=NodeSettings(owner_file=""), leases=cluster.head)
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def test_an_old_sandbox_that_is_reachable_again_is_not_taken_for_its_session(
+    cluster: Cluster, unaware: RayBackend
+) -> None:
+    """As after a lost link: the head has given the node up, which does not know it, and neither does this replica."""
+    handle, kept = await launch(unaware, 1), await launch(unaware, 2)
+    cluster.head.give_up(cluster.node_of(handle))
+    for asked in (unaware.connect(handle), unaware.poll(handle)):
+        with pytest.raises(NodeGone):
+            await asked
+    assert await answers(unaware, kept)
+    assert (await unaware.poll(kept)).life is Life.RUNNING
+    cluster.head.known.clear()  # the session is over
+    with pytest.raises(NodeGone):
+        await unaware.connect(handle)
+
+
+async def test_an_old_sandbox_that_was_ended_is_lost_with_its_node(cluster: Cluster, unaware: RayBackend) -> None:
+    handle = await launch(unaware)
+    lost = cluster.node_of(handle)
+    cluster.head.give_up(lost)
+    node = cluster.head.given_up[lost]
+    await node._end(next(iter(await node._local.list_owned())), moved=True)
+    for asked in (unaware.connect(handle), unaware.poll(handle)):
+        with pytest.raises(NodeGone):
+            await asked
+
+
+async def test_what_was_destroyed_is_gone_and_not_moved(cluster: Cluster, unaware: RayBackend) -> None:
+    handle = await launch(unaware)
+    await unaware.destroy(handle)
+    await eventually(lambda: cluster.head.known == {})
+    assert (await unaware.poll(handle)).life is Life.GONE
+    with pytest.raises(StateLost) as lost:
+        await unaware.connect(handle)
+    assert not isinstance(lost.value, NodeGone)
+
+
+async def test_the_head_is_not_asked_for_what_a_node_is_sure_of(cluster: Cluster, unaware: RayBackend) -> None:
+    handle = await launch(unaware)
+    await cluster.head.told(cluster.node_of(handle))
+    assert await answers(unaware, handle)
+    assert (await unaware.poll(handle)).life is Life.RUNNING
+    assert cluster.head.asked == 0
+
+
+async def test_a_head_that_owes_an_answer_is_waited_for_once(
+    cluster: Cluster, unaware: RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_doubts, "HEAD_S", 0.1)
+    handle = await launch(unaware)
+    cluster.head.answering.clear()
+    for _ in range(3):
+        assert await answers(unaware, handle)
+    assert cluster.head.asked == 1
+    cluster.head.answering.set()
+    await eventually(lambda: not unaware._doubts._owed)
+    cluster.head.give_up(cluster.node_of(handle))
+    with pytest.raises(NodeGone):
+        await unaware.connect(handle)
+
+
+async def test_a_node_that_the_head_has_declared_dead_is_told_and_ends_its_sandboxes(
+    cluster: Cluster, backend: RayBackend
+) -> None:
+    handle, kept = await launch(backend, 1), await launch(backend, 2)
+    known = set(cluster.head.known)
+    lost = cluster.node_of(handle)
+    cluster.head.silent.add(lost)
+    await backend._nodes.refresh()
+    cluster.head.give_up(lost)
+    await backend._nodes.refresh()
+    async with asyncio.timeout(SOON_S):
+        while await cluster.head.given_up[lost]._local.list_owned():
+            await asyncio.sleep(0.05)
+    assert set(cluster.head.known) == known
+    assert await answers(backend, kept)
+
+
+async def test_a_node_that_the_head_only_does_not_know_is_told_nothing(cluster: Cluster, backend: RayBackend) -> None:
+    """As a head that is back without its tables: that is no word on what runs."""
+    handle = await launch(backend)
+    node = cluster.head.alive.pop(cluster.node_of(handle))
+    await backend._nodes.refresh()
+    await asyncio.sleep(0.5)
+    assert len(await node._local.list_owned()) == 1 and not backend._nodes._over._telling
 
 
 async def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has(cluster: Cluster, backend: RayBackend) -> None:

@@ -139,6 +139,29 @@ async def test_where_there_is_no_cluster_opening_says_so(made: Make, monkeypatch
         await made(WELL.replace('return {"ok": {} if op == "start" else []}', f"return {refused}"))
 
 
+REFUSED = '{"error": "NotAdmitted", "message": "the head refused the token"}'
+
+
+async def test_a_cluster_that_refuses_this_host_is_not_asked_again(made: Make, tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="refused the token"):
+        await made(WELL.replace('return {"ok": {} if op == "start" else []}', f"return {REFUSED}"))
+    assert (tmp_path / "lives").read_text() == "x"
+
+
+async def test_a_cluster_that_refuses_a_host_that_was_in_it_is_asked_again(made: Make) -> None:
+    """Its token may be changed everywhere just now."""
+    behave = WELL.replace(
+        'if op == "find":', 'if op == "find" and number == 0:\n        os._exit(7)\n    if op == "find":'
+    )
+    refuses = f'if op == "start" and number in (1, 2):\n        return {REFUSED}\n    if op == "lease":'
+    leases = await made(behave.replace('if op == "lease":', refuses))
+    with pytest.raises(EngineUnavailable, match="lost"):
+        await leases.find("a")
+    await eventually(lambda: not leases.connected)
+    await eventually(lambda: leases.connected)
+    assert await leases.find("a") is None
+
+
 async def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('no ray')")
     leases = plain(PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))

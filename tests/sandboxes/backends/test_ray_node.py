@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -202,12 +203,63 @@ async def test_a_sandbox_whose_node_is_gone_ends_itself(machine: Machine) -> Non
 async def test_what_has_no_lease_here_any_more_is_ended_after_two_rounds(machine: Machine) -> None:
     peer = await machine.start()
     moved, kept = await launch(peer, 1), await launch(peer, 2)
-    await machine.node.leases({"w-2": "lease-2"})
+    await machine.node.leases({"w-2": "lease-2"}, time.monotonic())
     assert await running(peer, moved)
-    await machine.node.leases({"w-2": "lease-2"})
+    await machine.node.leases({"w-2": "lease-2"}, time.monotonic())
     assert not await running(peer, moved)
     assert await running(peer, kept)
     assert await peer.call("workspaces", 10) == ["w-2"]
+
+
+async def test_a_lease_that_is_elsewhere_is_not_given_back(machine: Machine) -> None:
+    """It keeps its id when it moves: given back here, it would be taken from the session there."""
+    machine.options["patience_s"] = 0.0
+    peer = await machine.start()
+    await launch(peer, 1)
+    for _ in range(2):
+        await machine.node.leases({"w-2": "lease-2"}, time.monotonic())
+    await launch(peer, 2)
+    await machine.node.without_head()
+    await launch(peer, 3)
+    await machine.node.leases({}, time.monotonic() - 10)
+    await peer.call("over", 30)
+    assert await peer.call("list", 10) == []
+    assert machine.node._tasks == set() and machine.released == []
+
+
+async def test_it_is_sure_of_a_session_while_the_head_has_just_said_that_it_is_here(machine: Machine) -> None:
+    peer = await machine.start()
+    handle, other = await launch(peer, 1), await launch(peer, 2)
+
+    async def sure(of: Handle) -> bool:
+        channel = await ray_peer.attach(OWNER, machine.place, of)
+        await channel.close()
+        said: bool = (await peer.call("poll", 10, handle=stored(of)))["sure"]
+        assert channel.sure is said
+        return said
+
+    assert not await sure(handle), "the head has said nothing yet"
+    before = time.monotonic()
+    await machine.node.leases({"w-1": "lease-1"}, before)
+    assert await sure(handle) and not await sure(other), "the lease of the other is not here"
+    assert await sure(await launch(peer, 3)), "it was launched since, with a lease that the head has placed here"
+    await machine.node.leases({"w-1": "lease-1"}, time.monotonic())
+    assert not await sure(loaded(await peer.call("lookup", 10, key="k-3"))), "the head says that it is not here"
+    await machine.node.leases({"w-1": "lease-1"}, before - 10)
+    assert not await sure(handle), "it was asked before it may have given the node up"
+
+
+async def test_a_node_that_is_told_that_it_is_over_ends_what_the_head_has_not_just_confirmed(machine: Machine) -> None:
+    peer = await machine.start()
+    kept, moved = await launch(peer, 1), await launch(peer, 2)
+    await machine.node.leases({"w-1": "lease-1"}, time.monotonic())
+    await peer.call("over", 30)
+    assert await peer.call("list", 10) == [stored(kept)]
+    await machine.node.leases({"w-1": "lease-1"}, time.monotonic() - 10)
+    await peer.call("over", 30)
+    assert await peer.call("list", 10) == []
+    with pytest.raises(StateLost):
+        await ray_peer.attach(OWNER, machine.place, moved)
 
 
 async def test_files_without_a_lease_are_removed_and_those_with_one_are_kept(machine: Machine) -> None:
@@ -216,7 +268,7 @@ async def test_files_without_a_lease_are_removed_and_those_with_one_are_kept(mac
         handle = await launch(peer, number)
         await peer.call("destroy", 30, handle=stored(handle), keep_workspace=True)
     for _ in range(3):
-        await machine.node.leases({"w-2": "lease-2"})
+        await machine.node.leases({"w-2": "lease-2"}, time.monotonic())
     assert await peer.call("workspaces", 10) == ["w-2"]
     assert "lease-2" not in machine.released
 
@@ -226,10 +278,10 @@ async def test_a_lease_in_which_nothing_came_to_be_is_given_back(machine: Machin
     peer = await machine.start()
     await launch(peer, 1)
     held = {"w-1": "lease-1", "w-empty": "lease-empty"}
-    await machine.node.leases(held)
+    await machine.node.leases(held, time.monotonic())
     assert machine.released == []
     await asyncio.sleep(0.4)
-    await machine.node.leases(held)
+    await machine.node.leases(held, time.monotonic())
     await eventually(lambda: machine.released == ["lease-empty"])
 
 
@@ -237,7 +289,7 @@ async def test_without_a_head_for_long_its_sandboxes_are_ended(machine: Machine)
     machine.options["patience_s"] = 0.5
     peer = await machine.start()
     handle = await launch(peer)
-    await machine.node.leases({"w-1": "lease-1"})
+    await machine.node.leases({"w-1": "lease-1"}, time.monotonic())
     await machine.node.without_head()
     assert await running(peer, handle)
     await asyncio.sleep(0.6)
@@ -251,7 +303,7 @@ async def test_a_sandbox_that_no_tool_host_comes_to_is_ended(machine: Machine) -
     left, used = await launch(peer, 1), await launch(peer, 2)
     client = await connected(machine, used)
     await asyncio.sleep(0.6)
-    await machine.node.leases({"w-1": "lease-1", "w-2": "lease-2"})
+    await machine.node.leases({"w-1": "lease-1", "w-2": "lease-2"}, time.monotonic())
     assert not await running(peer, left)
     assert await running(peer, used)
     await client.close()

@@ -99,7 +99,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
         raise KeyError("unforeseen")
 
     operations = {"say": say, "fail": fail, "hang": hang, "break": break_}
-    relay = ray_relay.Relay(OWNER, NODE, connect, operations)
+    relay = ray_relay.Relay(OWNER, NODE, connect, lambda handle: handle == ONE, operations)
     port = await relay.start("127.0.0.1", 0)
     yield Setting(relay, Place("127.0.0.1", port, NODE), agent)
     await relay.close()
@@ -187,6 +187,17 @@ async def test_a_header_for_an_earlier_life_of_the_node_is_told_so(setting: Sett
         await ray_peer.attach(OWNER, earlier, ONE)
     with pytest.raises(NodeGone):
         await ray_peer.Peer(OWNER, earlier).call("say", 5)
+
+
+async def test_who_attaches_is_told_whether_the_node_is_sure(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sure(handle: Handle) -> bool:
+        channel = await ray_peer.attach(OWNER, setting.place, handle)
+        await channel.close()
+        return channel.sure
+
+    assert [await sure(handle) for handle in (ONE, TWO)] == [True, False]
+    monkeypatch.setattr(ray_peer, "JUST_S", 0.0)
+    assert not await sure(ONE), "an answer that was long on its way says nothing of now"
 
 
 async def test_another_instance_is_refused_with_its_reason(setting: Setting) -> None:

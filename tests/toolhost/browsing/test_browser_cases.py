@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import encodings
+import pkgutil
 import re
 import time
 from pathlib import Path
@@ -323,6 +325,16 @@ class TestOpening:
         await desk.call("open", id=site.html("/toc", "<a href='/doc#s30'>thirty</a>"))
         assert re.search(r"\*\*viewing lines .*\n\nL(\d+): ## Part 30\n", await desk.call("open", id=0))
 
+    async def test_a_quoted_fragment_opens_at_its_anchor(self, desk: Any, site: Any) -> None:
+        body = "".join(f"<h2 id='{name}'>{name}</h2><p>{'text ' * 400}</p>" for name in ("a", "Étymologie", "50%25"))
+        site.html("/doc", body)
+        await desk.call(
+            "open", id=site.html("/toc", "<a href='/doc#%C3%89tymologie'>e</a><a href='/doc#50%25'>as is</a>")
+        )
+        assert re.search(r"\n\nL\d+: ## Étymologie\n", await desk.call("open", id=0))
+        assert re.search(r"\n\nL\d+: ## Étymologie\n", await desk.call("open", id=f"{site.base}/doc#%C3%89tymologie"))
+        assert re.search(r"\n\nL\d+: ## 50%25\n", await desk.call("open", id=1, cursor=0))
+
     async def test_a_string_is_fetched_anew_and_a_link_to_a_known_page_is_not(self, desk: Any, site: Any) -> None:
         site.html("/b", "target")
         url = site.html("/a", "<a href='/b'>b</a>")
@@ -438,9 +450,13 @@ class TestDocuments:
         body = "<meta charset='utf-8'>Привет".encode("koi8-r")
         assert "Привет" in self.page(body, "text/html", "koi8-r").text
 
-    @pytest.mark.parametrize("label", ["hex", "zlib", "idna", "rot13", "no-such", "x" * 500])
+    @pytest.mark.parametrize("label", ["hex", "zlib", "idna", "rot13", "undefined", "utf-7", "no-such", "x" * 500])
     def test_a_hostile_charset_label_is_no_codec(self, label: str) -> None:
-        assert "text" in self.page(b"<p>text", "text/html", label).text
+        assert "text +ADw-" in self.page(b"<p>text +ADw-", "text/html", label).text
+
+    def test_no_codec_of_python_that_a_page_names_fails(self) -> None:
+        for module in pkgutil.iter_modules(encodings.__path__):
+            assert self.page(b"<p>" + bytes(range(128, 256)), "text/html", module.name).lines
 
     @pytest.mark.parametrize(
         ("body", "content_type", "reason"),

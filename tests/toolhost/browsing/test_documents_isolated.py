@@ -102,6 +102,19 @@ def test_ordinary_pages_are_not_risky_and_these_are() -> None:
     assert not is_risky("<p title='" + "word " * 800 + "' class=x>" * 500)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<y>" * 19_000 + "</x>" * 480_000,  # each end looks through all that is open
+        "<select>" + "<option>x" * 19_000,  # each choice is compared with all before it
+        "<select>" + "<OPTGROUP label=x>" * 19_000,
+        "".join(f"<b id={n}>" for n in range(19_000)),  # and each open formatting element too
+    ],
+)
+def test_what_costs_much_with_few_tags_is_risky(source: str) -> None:
+    assert is_risky(source)
+
+
 CROWDS = {
     "with values": " ".join(f"a{n}=x" for n in range(300_000)),
     "without": " ".join(f"a{n}" for n in range(300_000)),

@@ -138,3 +138,11 @@ def test_without_a_vocabulary_file_or_package_it_estimates(tmp_path: Path, monke
 
 def _text(source: str) -> str:
     return to_page_now(Bytes("https://docs.example/p", "text/html", None, source.encode()), RenderLimits()).text
+
+
+@pytest.mark.parametrize("text", ["zork", "IQ== 0\n", "IQ== none\n", "é 1\n"])
+def test_a_file_that_is_no_vocabulary_is_refused(tmp_path: Path, text: str) -> None:
+    pytest.importorskip("tiktoken")
+    (tmp_path / VOCABULARY_FILE).write_text(text)
+    with pytest.raises(ValueError, match=r"no vocabulary of tiktoken|not a whole vocabulary"):
+        token_counter(tmp_path)

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.toolhost.gateway.conftest import Serve, Served
+from tests.toolhost.gateway.test_responses import READ, SET
 from tests.toolhost.loop.checks import check_response, check_stream
 from tests.toolhost.loop.mcp_double import Double
 
@@ -157,3 +158,32 @@ async def test_a_failing_model_ends_as_failed_and_the_chain_goes_on_from_before(
     assert again.output_text == "better"
     texts = [message["content"] for message in served.model.requests[-1]["messages"]]
     assert texts == ["Hi", "ok", "2"]
+
+
+async def test_a_response_that_was_cancelled_in_the_queue_can_be_continued(serve: Serve) -> None:
+    served = await serve([PAUSED, {"text": "then"}], max_background=1)
+    await served.client.responses.create(model="fake", input="1", background=True)
+    await served.model.reached("gate")
+    queued = await served.client.responses.create(model="fake", input="2", background=True)
+    assert (await served.client.responses.cancel(queued.id)).status == "cancelled"
+    after = await served.client.responses.create(model="fake", input="3", previous_response_id=queued.id)
+    assert after.output_text == "then"
+    assert [message["content"] for message in served.model.requests[-1]["messages"]] == ["2", "3"]
+
+
+async def test_who_continues_a_failed_response_goes_on_in_its_session(serve: Serve, double: Double) -> None:
+    served = await serve([SET, {"status": 500}, READ, {"text": "41"}, READ, {"text": "no x"}])
+    failed = await served.client.responses.create(model="fake", input="Set x", tools=[PYTHON])
+    assert failed.status == "failed"
+    after = await served.client.responses.create(
+        model="fake", input="Go on", tools=[PYTHON], previous_response_id=failed.id
+    )
+    assert after.output_text == "41"
+    assert "session" not in str(served.model.requests[2]["messages"])
+    assert len({headers["x-toolhost-session"] for headers in double.host.headers}) == 1
+    branch = await served.client.responses.create(
+        model="fake", input="Again", tools=[PYTHON], previous_response_id=failed.id
+    )
+    assert branch.output_text == "no x"
+    assert "fresh session" in str(served.model.requests[4]["messages"])
+    assert len({headers["x-toolhost-session"] for headers in double.host.headers}) == 2

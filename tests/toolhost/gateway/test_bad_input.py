@@ -58,6 +58,26 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "mcp", "server_label": "python", "headers": {"x-session-id": "hers"}}]}, "tools"),
     ({"tools": [{"type": "mcp", "server_label": "python", "allowed_tools": 5}]}, "tools"),
     ({"tools": [{"type": "mcp", "server_label": "python", "require_approval": "sometimes"}]}, "tools"),
+    ({"tools": [{"type": "mcp", "server_label": "python", "allowed_tools": {"read_only": "yes"}}]}, "tools"),
+    ({"tools": [{"type": "mcp", "server_label": "python", "allowed_tools": {"names": ["x"]}}]}, "tools"),
+    (
+        {
+            "tools": [
+                {
+                    "type": "mcp",
+                    "server_label": "x",
+                    "require_approval": {"always": {"tool_names": [], "read_only": False}},
+                }
+            ]
+        },
+        "tools",
+    ),
+    ({"tools": [{"type": "mcp", "server_label": "browser", "headers": {"x-toolhost-ttl": "1"}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": 5}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": {"allowed_domains": "example.org"}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": {"allowed_domains": ["a.example, b.example"]}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": {"blocked_domains": ["example.org"]}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools"),
     ({"tools": [{"type": "code_interpreter", "container": "cntr_hers"}]}, "tools"),
     ({"tools": [{"type": "code_interpreter", "container": 5}]}, "tools"),
     ({"tools": [5]}, "tools"),
@@ -240,3 +260,24 @@ def test_bodies_of_any_shape_are_parsed_or_refused_with_a_name(body: dict[str, A
 def test_a_model_server_s_address_that_is_none_is_told_before_anything_is_served(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigurationError, match="must be like http://HOST:PORT/v1"):
         assemble(GatewaySettings.model_validate({"model_url": url}), tmp_path, NoTools())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"tools": [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": 5}}]},
+            "tools.0.container.file_ids: Input should be a valid list",
+        ),
+        ({"tools": [{"type": "mcp", "server_label": "x", "server_url": [5]}]}, "tools.0.server_url: Input should be"),
+        ({"tools": [{"type": "web_search_never"}]}, "tools.0: it is of no known type"),
+        ({"tool_choice": {}}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name: Field required"),
+    ],
+)
+async def test_what_is_said_of_a_wrong_body_is_about_what_it_claims_to_be(
+    served: Served, body: dict[str, Any], message: str
+) -> None:
+    answer = await served.http.post("/v1/responses", json={"model": "fake", "input": "Hi", **body})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)

@@ -180,3 +180,62 @@ async def test_an_id_of_another_principal_is_answered_as_one_that_never_was(serv
         ]
         assert [answer.status_code for answer in answers] == [404, 404], path
         assert answers[0].text.replace(ident, "ID") == answers[1].text.replace(never, "ID")
+
+
+def replayed(*items: Any) -> list[Any]:
+    return [item.model_dump(exclude_none=True) for item in items]
+
+
+async def test_items_that_a_client_replays_are_there_once(serve: Serve) -> None:
+    served = await serve(
+        [SET, {"reasoning": "hm", "text": "set"}, {"text": "yes"}, SET, {"text": "set"}, {"text": "yes"}]
+    )
+    create = served.client.responses.create
+    talk = await served.client.conversations.create()
+    for place in ({"conversation": talk.id}, {}):
+        first = await create(model="fake", input="Set x", tools=[PYTHON], **place)
+        asked = (await served.client.responses.input_items.list(first.id)).data
+        items = [*replayed(*asked, *first.output), {"role": "user", "content": "Is it?"}]
+        after = place or {"previous_response_id": first.id}
+        second = await create(model="fake", input=items, tools=[PYTHON], **after)
+        roles = [message["role"] for message in served.model.requests[-1]["messages"]]
+        assert roles == ["user", "assistant", "tool", "assistant", "user"]
+        assert [item.content[0].text for item in (await served.client.responses.input_items.list(second.id)).data] == [  # type: ignore[union-attr]
+            "Is it?"
+        ]
+    listed = [item.id async for item in served.client.conversations.items.list(talk.id, limit=2)]
+    assert len(listed) == len(set(listed)) == 6
+
+
+async def test_a_client_that_gives_every_message_the_same_id_loses_none(serve: Serve) -> None:
+    served = await serve([{"text": "a"}, {"text": "b"}])
+    talk = await served.client.conversations.create()
+    for text in ("one", "two"):
+        message: Any = {"role": "user", "content": text, "id": "msg_1"}
+        await served.client.responses.create(model="fake", input=[message], conversation=talk.id)
+    assert [message["content"] for message in served.model.requests[-1]["messages"]] == ["one", "a", "two"]
+    listed = [item.id async for item in served.client.conversations.items.list(talk.id, limit=1)]
+    assert len(listed) == len(set(listed)) == 4
+
+
+async def test_an_id_is_added_to_a_conversation_once(serve: Serve) -> None:
+    served = await serve([])
+    message: Any = {"role": "user", "content": "x", "id": "msg_1"}
+    conversations = served.client.conversations
+    with pytest.raises(openai.BadRequestError, match=r"items\[1\]: the conversation has, or had, an item with id"):
+        await conversations.create(items=[message, message])
+    talk = await conversations.create(items=[message])
+    await conversations.items.delete("msg_1", conversation_id=talk.id)
+    with pytest.raises(openai.BadRequestError, match=r"items\[0\]: the conversation has, or had"):
+        await conversations.items.create(talk.id, items=[message])
+
+
+async def test_a_deleted_conversation_takes_no_items_of_others_with_it(serve: Serve) -> None:
+    served = await serve([{"text": "kept"}, {"text": "found"}])
+    elsewhere = await served.client.responses.create(model="fake", input="Hi")
+    talk = await served.client.conversations.create(items=replayed(*elsewhere.output))  # type: ignore[arg-type]
+    await served.client.conversations.delete(talk.id)
+    reference: Any = {"type": "item_reference", "id": elsewhere.output[0].id}
+    go: Any = {"role": "user", "content": "Go"}
+    after = await served.client.responses.create(model="fake", input=[reference, go])
+    assert after.output_text == "found"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -18,10 +19,14 @@ from tests.toolhost.gateway.redis_server import RedisServer
 from tests.toolhost.gateway.test_responses import PYTHON, SET
 from tests.toolhost.loop.checks import check_items, check_stream
 from tests.toolhost.loop.mcp_double import Double
+from toolhost.config import GatewaySettings
+from toolhost.errors import ConfigurationError
+from toolhost.gateway.assembly import assemble
 from toolhost.gateway.ledger import StoredRegistry
 from toolhost.gateway.run import Run
 from toolhost.gateway.schema import CreateResponse
 from toolhost.gateway.stores.sqlite import SqliteStore
+from toolhost.loop.driver import NoTools
 from toolhost.loop.ledger import Arrival, Attempt, CallRecord, Ledger, Verdict
 from toolhost.loop.tool_client import McpToolServer
 
@@ -105,6 +110,24 @@ async def test_a_redis_that_is_down_at_the_start_is_one_line_and_a_code(tmp_path
     [line] = done.stderr.strip().splitlines()
     assert line.startswith("toolhost: the gateway's Redis cannot be used")
     assert "secret" not in line
+
+
+def test_a_keys_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    missing = tmp_path / "keys"
+    settings = GatewaySettings(model_url="http://127.0.0.1:1/v1", keys_file=missing)
+    with pytest.raises(ConfigurationError, match="there is no gateway keys file") as caught:
+        assemble(settings, tmp_path, NoTools())
+    assert not missing.exists()
+    command = re.search(r"\(umask 077; .*\)(?=\. Without)", caught.value.message)
+    assert command is not None
+    subprocess.run(command[0].replace("python", sys.executable, 1), shell=True, check=True)
+    assert missing.stat().st_mode & 0o077 == 0
+    assemble(settings, tmp_path, NoTools())
+
+
+def test_without_one_the_state_directory_has_the_keys(tmp_path: Path) -> None:
+    assemble(GatewaySettings(model_url="http://127.0.0.1:1/v1"), tmp_path / "new", NoTools())
+    assert (tmp_path / "new" / "gateway.keys").stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_redis_that_comes_back_is_used_again(serve: Serve, tmp_path: Path) -> None:

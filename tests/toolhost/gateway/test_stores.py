@@ -127,6 +127,14 @@ async def test_a_cancelled_caller_is_cancelled_and_what_it_began_is_whole(store:
     await _until(written)
 
 
+@pytest.mark.parametrize("place", ["/proc/self/g.sqlite", "/proc/nothing/g.sqlite"])
+async def test_a_place_where_sqlite_cannot_write_is_not_taken_for_another_gateways(place: str) -> None:
+    store = SqliteStore(f"sqlite://{place}")
+    with pytest.raises(StoreError, match=f"cannot use {place}: No such file or directory"):
+        await store.open()
+    await store.close()
+
+
 async def test_sqlite_refuses_a_second_gateway_and_forgives_a_dead_one(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path / 'g.sqlite'}"
     first, second = SqliteStore(url), SqliteStore(url)

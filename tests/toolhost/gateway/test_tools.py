@@ -100,3 +100,28 @@ async def test_images_of_a_call_are_shown_where_the_wire_has_a_place_for_them(di
     unwanted = ToolImages(registry, wanted=False)
     unwanted.note("a1", ToolResult("plotted", images=(PNG,)))
     assert await unwanted.shown(items, dialect) == items
+
+
+@pytest.mark.parametrize(
+    ("tool", "narrowed"),
+    [
+        (
+            {"type": "web_search", "filters": {"allowed_domains": ["example.org", "docs.python.org"]}},
+            {"x-toolhost-allow-domains": "example.org,docs.python.org"},
+        ),
+        (
+            {"type": "mcp", "server_label": "browser", "headers": {"X-Toolhost-Deny-Domains": "example.org"}},
+            {"x-toolhost-deny-domains": "example.org"},
+        ),
+    ],
+)
+async def test_what_narrows_a_search_reaches_the_tool_host(
+    serve: Serve, double: Double, tool: Any, narrowed: dict[str, str]
+) -> None:
+    searching = {"calls": [{"name": "browser_search", "arguments": {"query": "x"}}]}
+    served = await serve([searching, {"text": "done"}])
+    double.host.headers.clear()
+    await served.client.responses.create(model="fake", input="Search", tools=[tool])
+    assert double.host.headers
+    for headers in double.host.headers:
+        assert {name: value for name, value in headers.items() if name.endswith("domains")} == narrowed

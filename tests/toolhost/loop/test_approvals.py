@@ -138,6 +138,23 @@ async def test_only_the_named_tools_wait_and_the_others_of_the_round_run_first(
     assert [one.name for one in first.pending] == ["write"]
 
 
+async def test_what_is_named_under_never_runs_and_every_other_tool_waits(make_loop: MakeLoop, double: Double) -> None:
+    files = {"type": "mcp", "server_label": "files", "require_approval": {"never": {"tool_names": ["read"]}}}
+    calls = [{"name": "files_write", "arguments": {"n": 1}}, {"name": "files_read", "arguments": {"n": 2}}]
+    driver, _ = await make_loop([{"calls": calls}])
+    first = await ask(driver, tools=[files])
+    assert double.host.runs == [("files", "read", {"n": 2})]
+    assert [one.name for one in first.pending] == ["write"]
+
+
+async def test_a_filter_for_tools_that_only_read_is_hard_too(make_loop: MakeLoop, double: Double) -> None:
+    files = {"type": "mcp", "server_label": "files", "allowed_tools": {"read_only": True}}
+    driver, model = await make_loop([{"calls": [{"name": "files_write", "arguments": {}}]}, {"text": "no"}])
+    await ask(driver, tools=[files])
+    assert not double.host.runs
+    assert [tool["function"]["name"] for tool in model.requests[0]["tools"]] == ["files_read"]
+
+
 async def test_allowed_tools_is_a_hard_filter(make_loop: MakeLoop, double: Double) -> None:
     files = {"type": "mcp", "server_label": "files", "require_approval": "never", "allowed_tools": ["read"]}
     driver, model = await make_loop([{"calls": [{"name": "files_write", "arguments": {}}]}, {"text": "no"}])

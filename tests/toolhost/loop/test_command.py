@@ -67,11 +67,11 @@ def read(terminal: int) -> bytes:
         return b""
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
+async def start(*arguments: str, before: str = "") -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     null = asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", APP, *arguments, stdin=null, stdout=pipe, stderr=pipe
+        sys.executable, "-c", before + APP, *arguments, stdin=null, stdout=pipe, stderr=pipe
     )
 
 
@@ -144,6 +144,24 @@ async def test_ctrl_c_cancels_model_and_tool(double: Double, tmp_path: Path) -> 
     assert "trace: toolhost trace resp_" in err
     check_stream([ADAPTER.validate_json(line) for line in out.splitlines()], cancelled=True)
     assert [namespace for _, namespace in double.host.cleaned] == ["python"]
+
+
+async def test_a_second_ctrl_c_ends_a_run_that_does_not_come_to_its_end(double: Double, tmp_path: Path) -> None:
+    deaf = "from toolhost.loop.run import LoopRun\nLoopRun.cancel = lambda self: print('asked', flush=True)\n"
+    async with fake_model.serving([{"calls": [python("hold()")]}]) as (_, url):
+        options = ["--model", url, "--tools", double.at("python"), "--trace-dir", str(tmp_path)]
+        process = await start("run", "Wait", *options, before=deaf)
+        await double.host.started.wait()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            assert await process.stdout.readline() == b"asked\n"
+            while process.returncode is None:  # one that comes too soon counts as the same
+                process.send_signal(signal.SIGINT)
+                await asyncio.wait((asyncio.ensure_future(process.wait()),), timeout=0.2)
+        _, _, err = await finish(process)
+    assert process.returncode == 130
+    assert err.endswith("toolhost: ended at once\n")
 
 
 async def test_ctrl_c_before_there_is_a_run_is_said_too(tmp_path: Path) -> None:

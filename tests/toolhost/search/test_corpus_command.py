@@ -58,3 +58,26 @@ def test_a_named_pipe_in_the_folder_is_left_alone_and_one_named_itself_is_refuse
     assert run(tmp_path, "add", str(docs)).stdout == "docs: 1 indexed, 0 unchanged, 0 removed, 1 without text\n"
     refused = run(tmp_path, "add", str(docs / "pipe.md"))
     assert (refused.exit_code, refused.stderr) == (2, f"toolhost: {docs}/pipe.md is neither a file nor a folder\n")
+
+
+def test_a_file_whose_name_is_no_text_is_left_out_and_harms_no_other(tmp_path: Path, docs: Path) -> None:
+    Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe9.md")).write_text("not found")
+    added = run(tmp_path, "add", str(docs))
+    assert added.stdout == "docs: 1 indexed, 0 unchanged, 0 removed, 2 without text\n"
+    assert added.stderr.count("its name is not UTF-8 text") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("add", "{docs}/no\udcff"), "the path is not UTF-8 text, so nothing could name its documents"),
+        (("remove", "\udcff"), "the name cannot be used: not UTF-8 text"),
+        (("search", "\udcff"), "the query cannot be used: not UTF-8 text"),
+    ],
+)
+def test_arguments_that_are_no_text_are_refused(
+    tmp_path: Path, docs: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    Path(os.fsdecode(os.fsencode(docs) + b"/no\xff")).mkdir()
+    result = run(tmp_path, *(one.replace("{docs}", str(docs)) for one in arguments))
+    assert (result.exit_code, result.stderr) == (2, f"toolhost: {reason}\n")

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
+from sandboxes import locks
 from toolhost.gateway.stores.base import Append, Change, Check, Conflict, Put, Remove, Row, Store, StoreError
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class SqliteStore(Store):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._path = Path(url.partition("://")[2])
-        self._lock = FileLock(f"{self._path}.lock", mode=0o600, thread_local=False)
+        self._lock: FileLock | None = None
         self._waiting: list[_Job] = []
         self._timer: asyncio.TimerHandle | None = None
         self._batches: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
@@ -69,8 +70,8 @@ class SqliteStore(Store):
     async def open(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock.acquire(timeout=0)
-        except Timeout:
+            self._lock = locks.take(Path(f"{self._path}.lock"), 0o600)
+        except locks.Held:
             raise StoreError(
                 f"another gateway uses {self._path}; stop it, or give both a store of redis:// to share"
             ) from None
@@ -87,7 +88,8 @@ class SqliteStore(Store):
             self._hand_over()
             self._batches.put(None)
             await asyncio.to_thread(thread.join)
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     async def get(self, key: str) -> Row | None:
         return (await self.get_many([key]))[0]

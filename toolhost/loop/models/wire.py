@@ -18,6 +18,7 @@ from toolhost.loop.errors import ModelError, RequestError
 
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
+_MODEL_NOT_FOUND = "model_not_found"
 _CONNECT_SECONDS = 10.0
 _KEEP_SECONDS = 3.0
 """How long a connection is kept: less than uvicorn, and so vLLM, keeps it (5 s)."""
@@ -188,13 +189,25 @@ def _loads(data: str | bytes) -> Any:
     return json.loads(plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
 
 
+_REFUSALS = {400: "invalid_prompt", 413: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
 def _refused(status: int, body: bytes) -> ModelError:
     try:
-        detail = _message(_loads(body))
+        answer = _loads(body)
+        detail = _message(answer)
+        code = _MODEL_NOT_FOUND if _lacks_model(status, answer) else _REFUSALS.get(status, "server_error")
     except (ValueError, RecursionError):
-        detail = body[:200].decode("utf-8", "replace")
-    code = {400: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}.get(status, "server_error")
+        detail, code = body[:200].decode("utf-8", "replace"), _REFUSALS.get(status, "server_error")
     return ModelError(f"the model server answered {status}: {detail}", code, status)
+
+
+def _lacks_model(status: int, answer: Any) -> bool:
+    """Whether it is the model that is not there, and not the path: servers say 404 of both."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else None
+    if not isinstance(error, dict) or status not in (400, 404):
+        return False
+    return error.get("code") == _MODEL_NOT_FOUND or (status == 404 and "model" in str(error.get("message", "")).lower())
 
 
 def _message(value: Any) -> str:
