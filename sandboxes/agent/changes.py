@@ -7,7 +7,6 @@ execution begins, and ends when it has had nothing to do for a while.
 
 from __future__ import annotations
 
-import os
 import select
 import time
 
@@ -15,6 +14,7 @@ from . import wire
 from .look import MAX_REPORTED, Look
 from .loop import READ
 from .spawn import SpawnError
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ stderr: it is a fault of the backend, not of a user.
 
 from __future__ import annotations
 
-import os
-
 from . import wire
+from .system import os
 
 
 class ConfigError(ValueError):
@@ -72,7 +71,7 @@ def read(source: str) -> Config:
         descriptor = int(source[3:])
     else:
         descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        os.unlink(source)  # noqa: PTH108 - pathlib doubles the start time
+        os.unlink(source)
     pieces = []
     while piece := os.read(descriptor, 1 << 16):
         pieces.append(piece)

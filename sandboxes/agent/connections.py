@@ -6,12 +6,12 @@ Above: `requests` (what a frame means), `supervisor`. Below: `loop`, `wire`.
 from __future__ import annotations
 
 import _socket
-import os
 from _operator import _compare_digest
 from time import monotonic
 
 from . import wire
 from .loop import READ, WRITE
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ one notices within about half a second of an execution's time. To count costs as
 
 from __future__ import annotations
 
-import os
 from time import monotonic
 
 from .loop import READ
 from .spawn import SpawnError
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

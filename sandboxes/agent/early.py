@@ -4,20 +4,22 @@ are started when they are needed (`python_process`).
 Above: the launcher (starts it, and is what it runs), `python_process` (sends it off). Below: fork(2), exec(3), `lower`,
 `interpreter`.
 
-It is executed, so nothing of the agent's is in it, and it takes the memory that a later one takes: a sandbox whose
-memory is full can start another when it dies. It runs none of user code before it has been told what a later one is
-given at its start: descriptors, environment, directory, limits, uid. What cannot be given to a process that runs
-already (another program, variables that are read once at a start) is started anew instead. Who starts the agent so
-(`CONFIG early`) has set no_new_privs.
+Either the agent starts it first of all, or whoever starts the agent does: then Python itself, which takes as long to
+start as all of ours, is started twice at once. It is executed, so nothing of the agent's is in it, and it takes the
+memory that a later one takes: a sandbox whose memory is full can start another when it dies. It runs none of user code
+before it has been told what a later one is given at its start: descriptors, environment, directory, limits, uid. What
+cannot be given to a process that runs already (another program, variables that are read once at a start) is started
+anew instead. Who starts the agent so (`CONFIG early`) has set no_new_privs.
 """
 
 from __future__ import annotations
 
 import _socket
-import os
+import posix
 import sys
 
 from . import wire
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class Early:
     @staticmethod
     def fits(config: Config) -> bool:
         """Whether an interpreter of this configuration can be had without executing one."""
-        told, own = config.environment, os.environ
+        told = config.environment
+        own = {_text(name): _text(value) for name, value in posix.environ.items()}
         names = {name for name in (*told, *own) if name.startswith(_AT_START)}
         if any(told.get(name) != own.get(name) for name in names):
             return False
@@ -82,6 +85,10 @@ class Early:
         self._channel.close()
 
 
+def _text(part: bytes) -> str:
+    return part.decode("utf-8", "surrogateescape")
+
+
 def start(launcher: str) -> Early | None:
     """None where no process can be started."""
     ours, theirs = _socket.socketpair()
@@ -97,6 +104,12 @@ def start(launcher: str) -> Early | None:
     return Early(pid, ours)
 
 
+def started(pid: int, ours: int, theirs: int) -> Early:
+    """The one that runs already, a child of this process. `ours`, `theirs`: both ends of its channel."""
+    os.close(theirs)
+    return Early(pid, _socket.socket(fileno=ours))
+
+
 def _become(channel: int, launcher: str) -> NoReturn:
     """In the child: only the channel, as 3, and what says why a program did not start, go with it."""
     try:
@@ -106,14 +119,15 @@ def _become(channel: int, launcher: str) -> NoReturn:
         os.set_inheritable(_CHANNEL, True)
         os.closerange(_CHANNEL + 1, 1 << 20)
         os.setsid()
-        os.execv(sys.executable, [sys.executable, "-I", "-B", launcher, "early"])
+        os.execv(sys.executable, [sys.executable, "-I", "-B", launcher, "early", str(_CHANNEL)])
     finally:
         os._exit(127)
 
 
-def wait(interpret: Callable[..., None]) -> None:
+def wait(channel: int, interpret: Callable[..., None]) -> None:
     """The new process: becomes an interpreter when it is told to, and then never returns. `interpret`: the
     launcher's."""
+    _leave_all_but(channel)
     from .interpreter import main  # while the agent reads its configuration
 
     told = _receive(_socket.socket(fileno=_CHANNEL))
@@ -128,11 +142,26 @@ def wait(interpret: Callable[..., None]) -> None:
 
         kernel.show()  # as what is executed after that is
     environment: dict[str, str] = told["environment"]  # type: ignore[assignment]
-    os.environ.clear()
-    os.environ.update(environment)
+    import os as whole
+
+    whole.environ.clear()
+    whole.environ.update(environment)
     _set_time_zone(environment)
     os.chdir(told["data"])  # type: ignore[arg-type]
     interpret(main, 3, told["data"], told["sites"], told["modules"])
+
+
+def _leave_all_but(channel: int) -> None:
+    """Where the agent has not started it, as `_become`; a shell also keeps SIGINT and SIGQUIT from what it starts."""
+    os.dup2(channel, _CHANNEL)
+    os.closerange(_CHANNEL + 1, 1 << 20)
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    from .signals import forget_inherited, signal
+
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    forget_inherited()
 
 
 def _receive(channel: _socket.socket) -> dict[str, object] | None:

@@ -5,8 +5,6 @@ Above: `supervisor` and `spawn`. Below: libc's prctl(2).
 
 from __future__ import annotations
 
-import struct
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +60,7 @@ def refuse_calls(program: bytes) -> None:
     """From here on every process below is refused the system calls that `program` (`struct sock_filter[]`) refuses,
     besides what others refuse already. Needs `no_new_privileges`. Raises OSError."""
     import _ctypes
+    import struct
 
     count = len(program) // _FILTER_BYTES
     # What ctypes.create_string_buffer() does, without the 4 ms of ctypes.

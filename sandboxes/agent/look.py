@@ -5,6 +5,7 @@ Above: `interpreter`, after each cell, and the worker of `changes`. Both run as 
 
 from __future__ import annotations
 
+import sys
 from time import monotonic
 
 from .pristine import BUILTINS
@@ -22,6 +23,7 @@ _SCAN_S = 0.05
 _MAX_ENTRIES = 5000
 _MAX_DEPTH = 6
 _OUT_OF_DESCRIPTORS = (23, 24)  # errno.ENFILE, errno.EMFILE
+_NAMES = sys.getfilesystemencoding()
 
 
 class Look:
@@ -54,10 +56,7 @@ class Look:
         self._told = now
         # What comes after this look is dated later than this: the look was made after `after`.
         self._bare = stamp if bare and stamp is not None and stamp[0] < after else None
-        return [
-            {"path": os.fsencode(path).decode("utf-8", "replace"), "size": now[path][1], "at": now[path][0]}
-            for path in changed[:MAX_REPORTED]
-        ]
+        return [{"path": _shown(path), "size": now[path][1], "at": now[path][0]} for path in changed[:MAX_REPORTED]]
 
     def _stamp(self) -> tuple[int, int] | None:
         try:
@@ -93,3 +92,7 @@ class Look:
                 raise
             files = True  # it is not known what is there
         return below, count, files
+
+
+def _shown(path: str) -> str:
+    return path.encode(_NAMES, "surrogateescape").decode("utf-8", "replace")

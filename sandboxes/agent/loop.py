@@ -5,12 +5,12 @@ Above: everything in the agent that waits. Below: epoll.
 
 from __future__ import annotations
 
-import os
 import select
 import sys
 from time import monotonic
 
 from .signals import signal
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ Above: `spawn`, `early`. Below: the kernel.
 from __future__ import annotations
 
 import fcntl
-import os
 import resource
-import stat
+from _stat import S_IMODE, S_IRWXU
+
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def _open_up(directory: str) -> None:
     """The session's directory is its owner's to use, whatever a program of the owner's did to its mode: else nothing
     could be started in it any more, not even what would mend it."""
     try:
-        mode = os.stat(directory).st_mode  # noqa: PTH116 - as below
-        if mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)  # noqa: PTH101 - pathlib doubles the start time
+        mode = os.stat(directory).st_mode
+        if mode & S_IRWXU != S_IRWXU:
+            os.chmod(directory, S_IMODE(mode) | S_IRWXU)
     except OSError:
         return  # another's, or not there: what needs it says so
 

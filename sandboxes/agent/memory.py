@@ -5,9 +5,8 @@ Above: `python`, `shells`. Below: /sys/fs/cgroup, and wait4(2)'s usage.
 
 from __future__ import annotations
 
-import os
-
 from .signals import signal
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

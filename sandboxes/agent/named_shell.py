@@ -7,10 +7,9 @@ where it is, never opened by a name (`/dev/fd/N`): the pipe is the agent's, and 
 
 from __future__ import annotations
 
-import os
-
 from .loop import READ, WRITE
 from .pipes import Pipe
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

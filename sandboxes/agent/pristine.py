@@ -19,10 +19,11 @@ globals()["__builtins__"] = BUILTINS
 
 MODULES = dict(sys.modules)
 OS = type(sys)("os")
-vars(OS).update(vars(sys.modules["os"]))
+# A worker of the agent's, which has only the C half, also looks for changed files.
+vars(OS).update(vars(sys.modules.get("os") or sys.modules["posix"]))
 PATH = list(sys.path)
 FINDERS = list(sys.meta_path)
-_STDLIB: str = OS.path.dirname(OS.__file__)
+_STDLIB: str = vars(OS).get("__file__", "").rpartition("/")[0]
 _loaded: dict[str, ModuleType] = {}
 
 

@@ -6,10 +6,10 @@ process of the sandbox and nothing else; elsewhere (in tests) it touches its own
 
 from __future__ import annotations
 
-import os
 import time
 
 from .signals import signal
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def unreaped(parent: int, since: Moment) -> set[tuple[int, int]]:
 
 def _all() -> dict[int, Process]:
     found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib doubles the start time
+    for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         try:

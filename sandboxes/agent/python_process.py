@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import _socket
 import fcntl
-import os
-import termios
 
 from . import wire
 from .loop import READ, WRITE
 from .lower import expose_to_out_of_memory
 from .pipes import Pipe
 from .processes import send, send_group
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ _KINDS = frozenset({"ready", "done"})
 # A line of more than this is not from our interpreter: value, error and notes are capped there.
 _LINE_BYTES = 4 << 20
 _CHUNK = 1 << 16
+_UNREAD = 0x5411  # <asm-generic/ioctls.h>: TIOCOUTQ. `termios`, which has it, takes 60 kB.
 
 
 class Interpreter:
@@ -129,7 +129,7 @@ class Interpreter:
             return True
         left = bytearray(4)
         try:
-            fcntl.ioctl(self._fd, termios.TIOCOUTQ, left)
+            fcntl.ioctl(self._fd, _UNREAD, left)
         except OSError:  # a kernel that does not tell
             return False
         return any(left)

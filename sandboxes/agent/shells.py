@@ -8,13 +8,12 @@ cannot forge that; and what lives on in the background is output "between the ca
 
 from __future__ import annotations
 
-import os
-
 from .named_shell import NamedShell, find_shell
 from .pipes import Pipe
 from .processes import send_group, table
 from .signals import signal
 from .spawn import SpawnError
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

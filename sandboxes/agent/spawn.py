@@ -5,12 +5,12 @@ Above: `python_process`, `shells`, `workers`. Below: fork(2). The agent has one 
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 
 from .lower import expose_to_out_of_memory, lower, rearrange
 from .signals import signal
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .config import Config
 
 _FORK_TRIES = 10
+_PATH = "/bin:/usr/bin"  # its own default, too
 # Python ignores these, and an ignored signal stays ignored after exec.
 _DEFAULTS = (
     signal.SIGINT,
@@ -123,7 +124,7 @@ class Spawner:
             what = f"cannot enter {directory}"
             os.chdir(directory)
             what = f"cannot execute {command[0][:100]}"
-            os.execvpe(command[0], list(command), environment)
+            _execute(command, environment)
         except OSError as error:
             os.write(failed, f"{error.errno} {what}".encode("utf-8", "replace"))
         except BaseException as error:  # noqa: BLE001 - nothing of the parent may run on in the child
@@ -143,6 +144,23 @@ class Spawner:
     def _lower(self) -> None:
         config = self._config
         lower(self.rlimits, config.data, config.identity)
+
+
+def _execute(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    """As `execvpe` of `os`."""
+    program = command[0]
+    if "/" in program:
+        os.execve(program, list(command), environment)
+    missing: OSError | None = None
+    refused: OSError | None = None
+    for directory in environment.get("PATH", _PATH).split(":"):
+        try:
+            os.execve(f"{directory or '.'}/{program}", list(command), environment)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing = error
+        except OSError as error:
+            refused = refused or error
+    raise refused or missing or AssertionError
 
 
 def _rlimits(config: Config) -> list[tuple[int, int]]:

@@ -5,7 +5,6 @@ Above: `toolhost_agent` (the launcher). Below: everything else in this directory
 
 from __future__ import annotations
 
-import os
 import sys
 from time import monotonic
 
@@ -22,6 +21,7 @@ from .requests import Requests
 from .shells import Shells
 from .signals import signal
 from .spawn import Spawner, SpawnError
+from .system import os
 from .transfers import Transfers
 
 TYPE_CHECKING = False

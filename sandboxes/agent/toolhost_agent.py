@@ -2,7 +2,9 @@
 
     PYTHON -I -B -S toolhost_agent.py CONFIG                      the supervisor; see `wire` for CONFIG
     PYTHON -I -B -S toolhost_agent.py CONFIG early                the same, and its first interpreter started before it
-    PYTHON -I -B toolhost_agent.py early                          that interpreter, started by it, never by hand
+    PYTHON -I -B -S toolhost_agent.py CONFIG early PID FD OTHER   the same, where that was started already: its pid, and
+                                                                  both ends of a socket pair: the supervisor's, its own
+    PYTHON -I -B toolhost_agent.py early OTHER                    that interpreter
     PYTHON -I -B toolhost_agent.py interpreter FD DATA SITES MODULES   started by the supervisor, never by hand
 
 SITES and MODULES are lists joined by `:`. Nothing but this directory need be there.
@@ -40,10 +42,10 @@ def _start(arguments: list[str]) -> None:
 
         fd, data, sites, modules = arguments[1:]
         interpret(main, int(fd), data, _names(sites), _names(modules))
-    elif arguments == ["early"]:
+    elif arguments[0] == "early":
         from toolhost_agent.early import wait  # type: ignore[import-not-found]
 
-        wait(interpret)
+        wait(int(arguments[1]), interpret)
     else:
         from toolhost_agent.signals import forget_inherited  # type: ignore[import-not-found]
 
@@ -53,6 +55,10 @@ def _start(arguments: list[str]) -> None:
             from toolhost_agent.early import start
 
             early = start(__file__)
+        elif arguments[1:]:
+            from toolhost_agent.early import started
+
+            early = started(*[int(number) for number in arguments[2:]])
         from toolhost_agent.supervisor import main  # type: ignore[import-not-found]
 
         main(arguments[0], __file__, early)

@@ -6,12 +6,11 @@ worker wait.
 
 from __future__ import annotations
 
-import os
-
 from . import wire
 from .connections import BUSY_BYTES, Connection
 from .loop import READ
 from .spawn import SpawnError
+from .system import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

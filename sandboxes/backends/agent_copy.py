@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import py_compile
 import secrets
 import shutil
@@ -48,6 +49,13 @@ def _copy(programs: Sequence[Path], aside: Path, inside: str, python_version: st
         if same:
             # An unchecked hash: what is mounted is never changed, and its time need not be kept anywhere.
             mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-            py_compile.compile(str(copy), dfile=f"{inside}/{path.name}", invalidation_mode=mode, doraise=True)
+            py_compile.compile(
+                str(copy),
+                cfile=importlib.util.cache_from_source(str(copy)),
+                dfile=f"{inside}/{path.name}",
+                doraise=True,
+                optimize=2,  # without texts for people who read it, which every process would hold
+                invalidation_mode=mode,
+            )
     for path in (aside, *aside.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

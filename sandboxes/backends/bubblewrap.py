@@ -26,6 +26,7 @@ from sandboxes.backends.bwrap_process import Cancel, Cancelled, Patience
 from sandboxes.backends.bwrap_sandboxes import NAME, SOCKET, Rights, Sandboxes, exhaustion
 from sandboxes.backends.bwrap_system import make_etc
 from sandboxes.backends.bwrap_view import AGENT, Settings, View
+from sandboxes.backends.guise import Guise
 from sandboxes.backends.owner_files import OwnerFiles
 from sandboxes.backends.stage import Stage
 from sandboxes.backends.uids import UidRange, Uids
@@ -278,6 +279,7 @@ class BubblewrapBackend(Backend):
             uid_range=self._uids,
             groups=cgroups.find(),
             stage=Stage(self._run_directory / "stage", fixed),
+            guise=Guise(),
         )
         rights.stage.make()
         rights.uids.make()

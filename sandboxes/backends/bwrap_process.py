@@ -11,21 +11,20 @@ closes the pipe and the configuration: the agent then starts without one, and en
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypedDict
 
 from sandboxes.backends.bwrap_system import USER
 from sandboxes.backends.cgroups import AGENT_PROCESSES
@@ -103,26 +102,20 @@ class Patience:
             raise EngineUnavailable("the sandbox did not start in time; the machine may be overloaded, try again")
 
 
-def identity_arguments(uid: int) -> list[str]:
-    """What to put before a command so that it runs as this uid, with nothing of root left."""
-    return [_utility("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all", "--"]
+# The context in which a program is started, and the uid that it is still to be given there, if any.
+Birth = AbstractContextManager[int | None]
 
 
-def limit_arguments(limits: Limits) -> list[str]:
-    """What to put before a command so that it, and what it starts, has these limits."""
-    names = [f"--{name}={value}:{value}" for name, value in _limits(limits).items()]
-    return [_utility("prlimit"), *names, "--"]
+class _Identity(TypedDict, total=False):
+    """Of `subprocess`."""
+
+    user: int
+    group: int
+    extra_groups: Sequence[int]
 
 
-@functools.cache
-def _utility(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise IsolationUnavailable(
-            f"`{name}` is missing, without which a root host cannot bind a sandbox: install util-linux "
-            "(`apt install util-linux`), or run the host as an ordinary user"
-        )
-    return path
+def _identity(uid: int | None) -> _Identity:
+    return {} if uid is None else {"user": uid, "group": uid, "extra_groups": ()}
 
 
 @dataclass(slots=True)
@@ -172,25 +165,28 @@ def _pipe() -> Iterator[list[int]]:
 
 
 def start(
-    program: Sequence[str], arguments: Sequence[str], *, fds: Sequence[int], log: IO[bytes], patience: Patience
+    program: Path, arguments: Sequence[str], birth: Birth, *, fds: Sequence[int], log: IO[bytes], patience: Patience
 ) -> Bubblewrap:
-    """Starts `program` (bubblewrap, with what goes before it) with `arguments` (its own, `--` and the command).
+    """Starts `program` (bubblewrap) with `arguments` (its own, `--` and the command).
 
     Raises IsolationUnavailable, NoCapacity, EngineUnavailable, Cancelled, OSError; nothing of it then runs.
     """
     with _pipe() as info, _pipe() as gate:
-        outer = subprocess.Popen(
-            # It also holds the reading end of its own pipe: were the host to die now, a broken pipe would end it before
-            # it has told its child to go on, and the child would wait for ever.
-            [*program, *("--info-fd", str(info[1]), "--sync-fd", str(info[0]), "--block-fd", str(gate[0])), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={},
-            cwd="/",
-            pass_fds=(*info, gate[0], *fds),
-            start_new_session=True,
-        )
+        # It also holds the reading end of its own pipe: were the host to die now, a broken pipe would end it before
+        # it has told its child to go on, and the child would wait for ever.
+        held = ("--info-fd", str(info[1]), "--sync-fd", str(info[0]), "--block-fd", str(gate[0]))
+        with birth as uid:
+            outer = subprocess.Popen(
+                [str(program), *held, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={},
+                cwd="/",
+                pass_fds=(*info, gate[0], *fds),
+                start_new_session=True,
+                **_identity(uid),
+            )
         try:
             os.close(info.pop())
             os.close(gate.pop(0))
@@ -260,48 +256,47 @@ def tail(log: Path) -> str:
 
 
 def limit(pid: int, limits: Limits, *, processes: bool) -> None:
-    """Gives a process of the same uid its limits, from outside. Raises OSError.
+    """Gives a process its limits, from outside; the calling thread is of its uid, or may limit any. Raises OSError.
 
     An ordinary user's limit of processes has to be set so: what is set before the user namespace is made also holds
     for the sum of all namespaces. `processes`: whether this kernel counts them for each.
     """
-    for name, value in _limits(limits).items():
-        if name != "nproc" or processes:
-            resource.prlimit(pid, getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
-
-
-def _limits(limits: Limits) -> dict[str, int]:
-    """By the names that both the `prlimit` program and the `resource` module have; never more than the host's own."""
     wanted = {
-        "core": 0,
-        "fsize": limits.disk_bytes,
-        "msgqueue": 0,
-        "nofile": limits.open_files,
-        "nproc": limits.processes + AGENT_PROCESSES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: limits.disk_bytes,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_NOFILE: limits.open_files,
     }
-    for name in wanted:
-        hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+    if processes:
+        wanted[resource.RLIMIT_NPROC] = limits.processes + AGENT_PROCESSES
+    for number, value in wanted.items():
+        hard = resource.getrlimit(number)[1]
         if hard != resource.RLIM_INFINITY:
-            wanted[name] = min(wanted[name], hard)
-    return wanted
+            value = min(value, hard)  # never more than the host's own
+        resource.prlimit(pid, number, (value, value))
 
 
-def run(command: Sequence[str], timeout_s: float) -> str:
+def run(command: Sequence[str], birth: Birth, timeout_s: float) -> str:
     """Runs a short command to its end; what it wrote. Raises EngineUnavailable when it fails, OSError."""
-    try:
-        done = subprocess.run(
+    with birth as uid:
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={},
             cwd="/",
-            timeout=timeout_s,
-            check=False,
+            **_identity(uid),
         )
-    except subprocess.TimeoutExpired:
-        raise EngineUnavailable(f"{Path(command[0]).name} did not end within {timeout_s:.0f} s") from None
-    said = done.stdout[-LOG_TAIL:].decode(errors="replace").strip()
-    if done.returncode != 0:
-        raise EngineUnavailable(said or f"exit code {done.returncode}")
+    with process:
+        try:
+            written, _ = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise EngineUnavailable(f"{Path(command[0]).name} did not end within {timeout_s:.0f} s") from None
+            raise
+    said = written[-LOG_TAIL:].decode(errors="replace").strip()
+    if process.returncode != 0:
+        raise EngineUnavailable(said or f"exit code {process.returncode}")
     return said

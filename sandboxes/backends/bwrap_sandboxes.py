@@ -27,6 +27,7 @@ from sandboxes.backends.base import Life, Status
 from sandboxes.backends.bwrap_process import REMOVER, Patience
 from sandboxes.backends.bwrap_system import system_arguments
 from sandboxes.backends.bwrap_view import DATA, Settings, View
+from sandboxes.backends.guise import Guise
 from sandboxes.backends.owner_files import OwnerFiles, Record
 from sandboxes.backends.pidfd import Process
 from sandboxes.backends.stage import IN_MEMORY, Stage
@@ -54,6 +55,7 @@ class Rights:
     uid_range: UidRange
     groups: cgroups.Hierarchies
     stage: Stage
+    guise: Guise
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class Sandboxes:
             self.rights.stage.enter()
         uid = self.rights.uid_range.first if self.rights is not None else os.geteuid()
         arguments = [*self.view.arguments(Limits()), "--remount-ro", "/", "--", *PROBE]
-        said = bwrap_process.run([*self._program(uid, Limits()), *arguments], timeout_s)
+        said = bwrap_process.run([str(self.binary), *arguments], self._identity(uid), timeout_s)
         pid, *lines = said.splitlines() or [""]
         interfaces = {line.partition(":")[0].strip() for line in lines if ":" in line}
         if pid != "1" or interfaces != {"lo"}:
@@ -136,13 +138,19 @@ class Sandboxes:
 
     def _start(self, record: Record, spec: SandboxSpec, patience: Patience) -> Record:
         directory = self.files.directory(record.handle.key)
-        ours, theirs = socket.socketpair()
-        with ours, theirs, unix_channel.listening(directory, SOCKET) as listener, (directory / LOG).open("ab") as log:
+        (ours, theirs), early = socket.socketpair(), socket.socketpair()
+        with contextlib.ExitStack() as stack:
+            for channel in (ours, theirs, *early):
+                stack.enter_context(channel)
+            listener = stack.enter_context(unix_channel.listening(directory, SOCKET))
+            log = stack.enter_context((directory / LOG).open("ab"))
             configuration = self.view.configuration(record.handle.sandbox_id, spec, listener.fileno())
-            held = self._hold(record, spec.limits, (theirs.fileno(), listener.fileno()), log, patience)
+            command = self.view.command(theirs.fileno(), (early[0].fileno(), early[1].fileno()))
+            inside = (theirs, listener, *early)
+            held = self._hold(record, spec.limits, command, inside, log, patience)
             try:
-                theirs.close()
-                listener.close()
+                for channel in inside:
+                    channel.close()
                 record = self._admit(record, held.init, spec.limits)
                 held.release()
                 bwrap_process.deliver(configuration, ours, patience)
@@ -159,18 +167,26 @@ class Sandboxes:
         return record
 
     def _hold(
-        self, record: Record, limits: Limits, fds: tuple[int, int], log: IO[bytes], patience: Patience
+        self,
+        record: Record,
+        limits: Limits,
+        command: list[str],
+        inside: tuple[socket.socket, ...],
+        log: IO[bytes],
+        patience: Patience,
     ) -> bwrap_process.Bubblewrap:
-        """Starts bubblewrap up to where the agent would begin. `fds`: of the configuration, and of the listener."""
-        command = ["--remount-ro", "/", "--chdir", "/", "--", *self.view.command(), f"fd:{fds[0]}", "early"]
+        """Starts bubblewrap up to where `command` would begin, with the sockets of `inside`."""
+        fds = [channel.fileno() for channel in inside]
         with self._filter() as filters, self._shown(self.workspaces.data(record.handle.workspace), limits) as data:
             arguments = [*self.view.arguments(limits), "--bind", str(data), DATA]
             if filters is not None:
                 arguments += ["--seccomp", str(filters)]
+            arguments += ["--remount-ro", "/", "--chdir", "/", "--", *command]
             return bwrap_process.start(
-                self._program(record.uid, limits),
-                [*arguments, *command],
-                fds=fds if filters is None else (*fds, filters),
+                self.binary,
+                arguments,
+                self._birth(record),
+                fds=fds if filters is None else [*fds, filters],
                 log=log,
                 patience=patience,
             )
@@ -189,14 +205,26 @@ class Sandboxes:
         finally:
             os.close(descriptor)
 
+    def _identity(self, uid: int) -> bwrap_process.Birth:
+        return contextlib.nullcontext() if self.rights is None else self.rights.guise.worn(uid)
+
+    @contextlib.contextmanager
+    def _birth(self, record: Record) -> Iterator[int | None]:
+        """In which bubblewrap is started: with the sandbox's uid and, where that can be, in its control group."""
+        group = self._group(record)
+        with group.entered() if group is not None else contextlib.nullcontext(), self._identity(record.uid) as uid:
+            yield uid
+
     def _admit(self, record: Record, init: Process, limits: Limits) -> Record:
         """Binds the held back PID 1: control group, limits, uid, record. Only then may it run."""
         record = record.started(init)
         if (group := self._group(record)) is not None:
             group.add(init.pid)
-        if self.rights is None:
+            group.limit_cpu(limits)
+        # Of its own processes: a root host in a container may lack the right to limit another uid's.
+        with self._identity(record.uid):
             bwrap_process.limit(init.pid, limits, processes=self.view.process_limits)
-        else:
+        if self.rights is not None:
             self.rights.uids.hold(record.uid, record.handle.sandbox_id, init)
         self.files.write(record)
         return record
@@ -210,12 +238,6 @@ class Sandboxes:
         if limits is not None:
             in_memory = dict(zip(IN_MEMORY, map(tmpfs_options, tmpfs_sizes(limits)), strict=True))
         return self.rights.stage.showing(data, in_memory)
-
-    def _program(self, uid: int, limits: Limits) -> list[str]:
-        if self.rights is None:
-            return [str(self.binary)]
-        # Before the uid is changed: a root host in a container may lack the right to limit another uid's processes.
-        return [*bwrap_process.limit_arguments(limits), *bwrap_process.identity_arguments(uid), str(self.binary)]
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -342,12 +364,11 @@ class Sandboxes:
             with self._shown(data) as source:
                 bwrap_process.run(
                     [
-                        *self._program(uid, Limits()),
-                        *REMOVER,
-                        *system_arguments(),
+                        *(str(self.binary), *REMOVER, *system_arguments()),
                         *("--bind", str(source), "/remove", "--chdir", "/remove", "--"),
                         *("find", ".", "-xdev", "-mindepth", "1", "-delete"),
                     ],
+                    self._identity(uid),
                     REMOVE_S,
                 )
         self.workspaces.removed(path)

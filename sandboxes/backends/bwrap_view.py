@@ -20,6 +20,8 @@ from sandboxes.spec import Limits, SandboxSpec
 DATA = "/mnt/data"
 AGENT = "/opt/toolhost/agent"
 AGENT_MAIN = "toolhost_agent.py"
+# Both at once, as neither waits for the other; the shell becomes the agent.
+START = '"$1" -I -B "$2" early "$5" & exec "$1" -I -B -S "$2" "$3" early "$!" "$4" "$5"'
 # User code's environment, beside PATH, where the spec does not say otherwise.
 VARIABLES = {
     "HOME": DATA,
@@ -63,9 +65,8 @@ class View:
         settings, reach = self.settings, self._reach
         arguments = [
             *NAMESPACES,
-            "--setenv",
-            "LANG",
-            VARIABLES["LANG"],
+            *("--setenv", "LANG", VARIABLES["LANG"]),
+            *("--setenv", "HOME", DATA),  # else Python asks for it, of files that it would not open otherwise
             *system_arguments(),
             *etc_arguments(reach("etc", settings.etc)),
         ]
@@ -87,9 +88,11 @@ class View:
     def _reach(self, name: str, source: Path) -> Path:
         return source if self.stage is None else self.stage.path(name)
 
-    def command(self) -> list[str]:
-        """The agent, up to its configuration."""
-        return [str(self.settings.environment.python), "-I", "-B", "-S", f"{AGENT}/{AGENT_MAIN}"]
+    def command(self, configuration: int, early: tuple[int, int]) -> list[str]:
+        """The agent and its first interpreter. `configuration`: the descriptor from which the agent reads it; `early`:
+        both ends of the channel between the two, the agent's first."""
+        python, main = str(self.settings.environment.python), f"{AGENT}/{AGENT_MAIN}"
+        return ["/bin/sh", "-c", START, "sh", python, main, f"fd:{configuration}", *map(str, early)]
 
     def configuration(self, sandbox_id: str, spec: SandboxSpec, listener: int) -> bytes:
         """The agent's configuration (see the end of `agent.wire`)."""

@@ -15,18 +15,21 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.spec import Limits, Usage
 
 PARENT = "toolhost"
+CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 PERIOD_US = 100_000  # over which cpu time is accounted; the kernel's default
 # What the agent itself may use beside user code's processes, so that it can act when they have taken all of theirs.
 AGENT_PROCESSES = 8
 PIDS_MAX = 4_194_304  # the kernel's PID_MAX_LIMIT: it refuses to be told more
 PAUSE_S = 0.005
 MOUNTS = Path("/proc/self/mounts")
+THREAD = Path("/proc/thread-self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,7 @@ class Hierarchies:
     cpuacct: Path | None = None
 
     def roots(self) -> list[Path]:
-        found = [path for path in (self.memory, self.pids, self.cpu, self.cpuacct) if path is not None]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(path for name in CONTROLLERS if (path := getattr(self, name)) is not None))
 
     def missing(self) -> list[str]:
         """Limits that cannot be held here."""
@@ -81,7 +83,7 @@ def _unified(root: Path) -> Hierarchies:
             continue
         try:
             for directory in (root, parent):
-                (directory / "cgroup.subtree_control").write_text(f"+{name}")
+                _put(directory / "cgroup.subtree_control", f"+{name}")
         except OSError:  # busy: inside a container the top group holds processes; without rights; read-only
             continue
         paths[name] = root
@@ -96,38 +98,73 @@ class Group:
     name: str
 
     def make(self, limits: Limits) -> None:
-        """Makes it with its limits. Raises OSError; `remove` then removes what was made."""
+        """Makes it with its limits of memory and processes. Raises OSError; `remove` then removes what was made."""
         for root in self.hierarchies.roots():
             (root / PARENT / self.name).mkdir(parents=True, exist_ok=True)
         self._limit_memory(limits.memory_bytes)
         if (pids := self._path(self.hierarchies.pids)) is not None:
-            (pids / "pids.max").write_text(str(min(limits.processes + AGENT_PROCESSES, PIDS_MAX)))
+            _put(pids / "pids.max", str(min(limits.processes + AGENT_PROCESSES, PIDS_MAX)))
+
+    def limit_cpu(self, limits: Limits) -> None:
+        """Apart from the others, and before anything of the sandbox's runs in it: a thread of the host that is in it
+        for a moment (`entered`) may hold what all of the host waits for. Raises OSError."""
         if (cpu := self._path(self.hierarchies.cpu)) is not None:
             quota = max(1000, int(limits.cpus * PERIOD_US))
             if self.hierarchies.version == 2:
-                (cpu / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+                _put(cpu / "cpu.max", f"{quota} {PERIOD_US}")
             else:
-                (cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                (cpu / "cpu.cfs_quota_us").write_text(str(quota))
+                _put(cpu / "cpu.cfs_period_us", str(PERIOD_US))
+                _put(cpu / "cpu.cfs_quota_us", str(quota))
 
     def _limit_memory(self, limit: int) -> None:
         memory = self._path(self.hierarchies.memory)
         if memory is None:
             return
         if self.hierarchies.version == 2:
-            (memory / "memory.max").write_text(str(limit))
+            _put(memory / "memory.max", str(limit))
             swap = memory / "memory.swap.max"
         else:
-            (memory / "memory.limit_in_bytes").write_text(str(limit))
+            _put(memory / "memory.limit_in_bytes", str(limit))
             swap = memory / "memory.memsw.limit_in_bytes"
         # Absent where the kernel accounts no swap. In version 1 it is memory and swap together.
         if swap.exists():
-            swap.write_text("0" if self.hierarchies.version == 2 else str(limit))
+            _put(swap, "0" if self.hierarchies.version == 2 else str(limit))
 
     def add(self, pid: int) -> None:
-        """Moves a process into it; what it starts from now on is in it too. Raises OSError."""
-        for root in self.hierarchies.roots():
-            (root / PARENT / self.name / "cgroup.procs").write_text(str(pid))
+        """Moves a process into it, unless it was born there; what it starts from now on is in it. Raises OSError."""
+        own = f"/{PARENT}/{self.name}"
+        for root, path in self._places(Path(f"/proc/{pid}/cgroup")).items():
+            if not f"/{path}".endswith(own):
+                _put(root / PARENT / self.name / "cgroup.procs", str(pid))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Meanwhile the calling thread is in it, and what it starts is born there. Raises OSError.
+
+        To move another process, the kernel waits until none of the machine is just starting or ending (some 7 ms); a
+        thread that moves itself waits for nobody. A group of version 2 holds only whole processes: nothing is done.
+        """
+        homes: list[Path] = []
+        try:
+            if self.hierarchies.version == 1:
+                for root, path in self._places(THREAD).items():
+                    # In a container without a namespace of control groups, its own is the top of what is mounted.
+                    homes.append(root / path if (root / path / "tasks").exists() else root)
+                    _put(root / PARENT / self.name / "tasks", "0")
+            yield
+        finally:
+            for home in homes:
+                _put(home / "tasks", "0")
+
+    def _places(self, listed: Path) -> dict[Path, str]:
+        """Where a process or thread is, below the top of each hierarchy: from its `cgroup` file (cgroups(7))."""
+        paths: dict[str, str] = {}
+        for line in listed.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if bool(controllers) == (self.hierarchies.version == 1):  # the line without any is version 2's
+                paths |= dict.fromkeys(controllers.split(",") if controllers else CONTROLLERS, path.lstrip("/"))
+        found = {getattr(self.hierarchies, name): paths.get(name, "") for name in CONTROLLERS}
+        return {root: path for root, path in found.items() if root is not None}
 
     def processes(self) -> list[int]:
         """Pids of what is in it now."""
@@ -142,6 +179,8 @@ class Group:
         deadline = time.monotonic() + timeout_s
         while left := self.processes():
             for pid in left:
+                if pid == os.getpid():  # a thread of ours could not go back
+                    return False
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() >= deadline:
@@ -170,6 +209,15 @@ class Group:
 
     def _path(self, root: Path | None) -> Path | None:
         return None if root is None else root / PARENT / self.name
+
+
+def _put(path: Path, text: str) -> None:
+    """Without the layers of a file object: a sandbox's start is a dozen of these. (The tests write to plain files.)"""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 def _number(directory: Path | None, name: str) -> int | None:

@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandboxes.backends.pidfd import Process
@@ -53,7 +53,16 @@ class Record:
         return replace(self, handle=handle, init=init)
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(
+            {
+                "handle": _fields(self.handle),
+                "owner": self.owner,
+                "uid": self.uid,
+                "group": self.group,
+                "launcher": self.launcher.fields(),
+                "init": None if self.init is None else self.init.fields(),
+            }
+        )
 
     @classmethod
     def decode(cls, text: str) -> Record:
@@ -69,6 +78,11 @@ class Record:
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not an owner file: {error}") from None
+
+
+def _fields(handle: Handle) -> dict[str, object]:
+    """`dataclasses.asdict` takes long to find that there is nothing below."""
+    return {name: getattr(handle, name) for name in handle.__dataclass_fields__}
 
 
 def checked(name: str) -> str:

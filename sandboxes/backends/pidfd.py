@@ -47,6 +47,10 @@ class Process:
             raise ProcessLookupError(f"no process {pid}")
         return cls(pid, started, boot_id())
 
+    def fields(self) -> dict[str, object]:
+        """Of which it can be made again."""
+        return {"pid": self.pid, "started": self.started, "boot": self.boot}
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[int | None]:
         """A pidfd of exactly this process, or None when it is gone (a zombie counts as gone)."""

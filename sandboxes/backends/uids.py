@@ -15,7 +15,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.backends.pidfd import Process
@@ -67,21 +67,21 @@ class Uids:
         (self._directory / f"{uid}.{sandbox_id}").unlink(missing_ok=True)
 
     def _free(self, sandbox_id: str) -> int:
-        claims: dict[int, list[Path]] = {}
-        for path in self._directory.glob("[0-9]*.*"):
-            claims.setdefault(int(path.name.partition(".")[0]), []).append(path)
+        claims: dict[str, list[str]] = {}
+        for name in os.listdir(self._directory):  # noqa: PTH208 - as many as there are sandboxes, at every start
+            claims.setdefault(name.partition(".")[0], []).append(name)
         # Spread, so that a uid is not soon given to another sandbox.
         begin = zlib.crc32(sandbox_id.encode()) % self._range.count
         for step in range(self._range.count):
             uid = self._range.first + (begin + step) % self._range.count
-            if not any(_living(path) for path in claims.get(uid, ())):
+            if not any(_living(self._directory / name) for name in claims.get(str(uid), ())):
                 return uid
         raise NoCapacity(f"all {self._range.count} uids for sandboxes are in use; widen the range of uids")
 
     def _write(self, uid: int, sandbox_id: str, holder: Process) -> None:
         path = self._directory / f"{uid}.{sandbox_id}"
         aside = self._directory / f".{sandbox_id}"
-        aside.write_text(json.dumps(asdict(holder)))
+        aside.write_text(json.dumps(holder.fields()))
         aside.replace(path)
 
     @contextlib.contextmanager

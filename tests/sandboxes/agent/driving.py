@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ class Agent:
         wrap: Callable[[list[str], Path], list[str]] | None = None,
         python: str = sys.executable,
         interpreter: list[str] | None = None,
+        fds: Sequence[int] = (),
         **config: object,
     ) -> None:
         self.data = directory / "data"
@@ -116,7 +117,7 @@ class Agent:
         self.nonce = secrets.token_hex(16)
         self._stdio = stdio
         self._peers: list[socket.socket] = []
-        fds: list[int] = []
+        fds = [*fds]
         channel: dict[str, object] = {"kind": "stdio"}
         if not stdio:
             listener = socket.socket(socket.AF_UNIX)

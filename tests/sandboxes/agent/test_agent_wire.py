@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,10 +86,15 @@ def test_code_needs_a_claim_and_a_claim_is_for_one_session(agent: Agent) -> None
     assert link.ask("claim", ticket="t", session="other", epoch=1, sequence=0)["code"] == "claimed"
 
 
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as peer:
+        return peer.connect_ex(str(path)) == 0
+
+
 def test_a_socket_that_the_agent_makes_is_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "own.sock"
     agent = Agent(tmp_path, channel={"kind": "listen_path", "path": str(path)})
-    assert eventually(path.exists)
+    assert eventually(lambda: listens(path))  # it exists a moment before
     agent.path = path
     assert path.stat().st_mode & 0o777 == 0o600
     assert agent.claimed().run("1+1")["value"] == "2"

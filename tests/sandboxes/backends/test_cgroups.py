@@ -3,8 +3,13 @@ the bubblewrap backend on machines that have it; here both versions are director
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
+import pytest
+
+from sandboxes.backends import cgroups
 from sandboxes.backends.cgroups import PIDS_MAX, Group, Hierarchies, find
 from sandboxes.spec import Limits, Usage
 
@@ -61,6 +66,7 @@ def test_version_2_limits_and_figures(tmp_path: Path) -> None:
     own.mkdir(parents=True)
     (own / "memory.swap.max").write_text("max")
     group.make(LIMITS)
+    group.limit_cpu(LIMITS)
     assert (own / "memory.max").read_text() == str(1 << 28)
     assert (own / "memory.swap.max").read_text() == "0"
     assert (own / "cpu.max").read_text() == "150000 100000"
@@ -93,3 +99,67 @@ def test_removing_a_group_that_is_gone_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "toolhost" / "s").mkdir(parents=True)
     assert group.remove(1.0)
     assert not (tmp_path / "toolhost" / "s").exists()
+
+
+def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    listed = tmp_path / "listed"
+    listed.write_text(text)
+    monkeypatch.setattr(cgroups, "THREAD", listed)
+
+
+def test_a_thread_that_entered_a_version_1_group_goes_back_to_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where some of its groups cannot be seen, as in a container, and where what is done inside fails."""
+    memory, pids = tmp_path / "memory", tmp_path / "pids"
+    home = memory / "system.slice"
+    group = Group(Hierarchies(1, memory=memory, pids=pids), "s")
+    group.make(LIMITS)
+    for directory in (home, memory, pids):
+        directory.mkdir(exist_ok=True)
+        (directory / "tasks").write_text("")
+    places(monkeypatch, tmp_path, "9:pids:/docker/unseen\n4:memory:/system.slice\n1:name=systemd:/x\n0::/unified\n")
+    with pytest.raises(OSError, match="inside"), group.entered():
+        inside = [(root / "toolhost" / "s" / "tasks").read_text() for root in (memory, pids)]
+        assert inside == ["0", "0"]
+        assert [(directory / "tasks").read_text() for directory in (home, memory, pids)] == ["", "", ""]
+        raise OSError("inside")
+    assert [(directory / "tasks").read_text() for directory in (home, memory, pids)] == ["0", "", "0"]
+
+
+def test_a_version_2_group_is_not_entered_by_a_thread(tmp_path: Path) -> None:
+    group = Group(Hierarchies(2, memory=tmp_path), "s")
+    with group.entered():
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or find().version != 1, reason="needs root, and control groups of version 1")
+def test_what_a_thread_starts_in_a_group_is_born_there_and_is_not_moved() -> None:
+    group = Group(find(), f"test-{os.getpid()}")
+    before = Path("/proc/thread-self/cgroup").read_text()
+    group.make(LIMITS)
+    try:
+        with group.entered():
+            child = subprocess.Popen(["sleep", "100"])
+        assert Path("/proc/thread-self/cgroup").read_text() == before
+        found = Path(f"/proc/{child.pid}/cgroup").read_text()
+        assert found.count(f"/toolhost/{group.name}\n") == len(group.hierarchies.roots())
+        assert group.processes() == [child.pid]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cgroups, "_put", lambda *_: pytest.fail("it is there already"))
+            group.add(child.pid)
+        moved = subprocess.Popen(["sleep", "100"])
+        group.add(moved.pid)
+        assert group.processes() == sorted([child.pid, moved.pid])
+    finally:
+        assert group.remove(10)
+    assert (child.wait(), moved.wait()) == (-9, -9)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or find().version != 1, reason="needs root, and control groups of version 1")
+def test_a_group_with_a_thread_of_this_process_is_not_removed_and_the_process_not_killed() -> None:
+    group = Group(find(), f"test-{os.getpid()}")
+    group.make(LIMITS)
+    with group.entered():
+        assert not group.remove(0)
+    assert group.remove(10)
