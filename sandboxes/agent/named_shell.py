@@ -11,7 +11,7 @@ import fcntl
 import sys
 
 from .loop import READ, WRITE
-from .pipes import Pipe
+from .pipes import FIONREAD, Pipe
 from .system import os
 
 TYPE_CHECKING = False
@@ -28,7 +28,6 @@ _STATUS = 3
 _PRELUDE = "trap 'break 999 2>/dev/null' INT\n"
 _SHELLS = ("bash", "sh")
 _MAX_SAID = 64
-_WAITING = 0x541B  # <asm-generic/ioctls.h>: FIONREAD
 
 
 def find_shell(environment: dict[str, str]) -> str:
@@ -100,7 +99,7 @@ class NamedShell:
         """Whether it has read nothing of the last command. Until `close`."""
         waiting = bytearray(4)
         try:
-            fcntl.ioctl(self._script, _WAITING, waiting)
+            fcntl.ioctl(self._script, FIONREAD, waiting)
         except OSError:  # a kernel that does not tell
             return False
         return 0 < self._last_bytes <= int.from_bytes(waiting, sys.byteorder) + len(self._unsent)
