@@ -136,9 +136,9 @@ class Python:
             self._begin(self._run)
 
     def _died(self, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
+        interpreter.doomed = True
         if not interpreter.condemned:
             interpreter.hear()  # what it has said last, or that it has not read all
-        interpreter.doomed = True
         interpreter.output.drain()
         interpreter.close()
         self._loop.cancel(self._start_timer)
@@ -213,7 +213,7 @@ class Python:
         interpreter = self._interpreter
         if interpreter is None or not interpreter.ready or interpreter.condemned:
             return
-        if interpreter.closed:  # it has just died, and its death has not been seen yet
+        if interpreter.closed or interpreter.doomed:  # it has just died, and its death has not been seen yet
             interpreter.kill()
         else:
             self._begin(run)

@@ -225,4 +225,4 @@ class Interpreter:
         self.condemned = self.ready  # one that talks nonsense at its start is no interpreter, and nor is the next
         self._received = b""
         self.close()
-        send(self.pid, 9)
+        self.signal(9)
