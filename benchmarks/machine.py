@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import platform
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+
+SETTLE_S = 3.0
+IDLE = 0.9  # of all ticks
 
 
 def facts() -> dict[str, object]:
@@ -21,6 +26,24 @@ def facts() -> dict[str, object]:
         "with": ", ".join(fast) or "neither uvloop nor httptools",
         "load before": round(os.getloadavg()[0], 1),
     }
+
+
+async def settled() -> None:
+    """Returns when the processors have nothing to do: what an operation before has left behind (a sandbox that ends, a
+    pool that fills again) is not part of the next one. On a machine that never rests it returns after `SETTLE_S`."""
+    until = time.monotonic() + SETTLE_S
+    idle, total = _ticks()
+    while time.monotonic() < until:
+        await asyncio.sleep(0.1)
+        idle_before, total_before, (idle, total) = idle, total, _ticks()
+        if idle - idle_before >= IDLE * (total - total_before):
+            return
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all processors since they started: the idle ticks, and all (proc_stat(5))."""
+    ticks = [int(tick) for tick in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def _processor() -> str:

@@ -8,6 +8,7 @@ import itertools
 import time
 
 from benchmarks.bench import Bench, session
+from benchmarks.machine import settled
 from benchmarks.peers import containers, peer
 from benchmarks.processes import server
 from benchmarks.raw_client import RawClient
@@ -17,7 +18,7 @@ from tests.support.host import RunningHost
 
 PANDAS = "import numpy as np, pandas as pd\nint(pd.DataFrame({'a': np.arange(3)}).a.sum())"
 POOL = 3
-# For the pool to fill again, after the sandbox before has ended.
+# For the pool to begin to fill again, after the sandbox before has ended.
 REFILL_S = {"bubblewrap": 0.5, "docker": 2.5}
 _idents = itertools.count()
 
@@ -59,19 +60,19 @@ async def _sessions(bench: Bench) -> list[Table]:
             )
             wait = _pause(REFILL_S[name])
             first[f"toolhost, {name}, from the pool"] = Variant(_first(pooled, "1+1"), before=wait)
-            first[f"toolhost, {name}, cold"] = Variant(_first(cold, "1+1"))
+            first[f"toolhost, {name}, cold"] = Variant(_first(cold, "1+1"), before=settled)
             pandas[f"toolhost, {name}, from the pool, pre-imported"] = Variant(_first(pooled, PANDAS), before=wait)
-            pandas[f"toolhost, {name}, cold"] = Variant(_first(cold, PANDAS))
+            pandas[f"toolhost, {name}, cold"] = Variant(_first(cold, PANDAS), before=settled)
         engine = await stack.enter_async_context(containers(bench))
         if engine is not None:
-            first["a bare container: create and start"] = Variant(engine.create_and_start)
+            first["a bare container: create and start"] = Variant(engine.create_and_start, before=settled)
         kernel = await stack.enter_async_context(peer(bench, "ipykernel"))
         if kernel is not None:
-            first["ipykernel: start to first result"] = Variant(lambda: kernel.seconds("start"))
+            first["ipykernel: start to first result"] = Variant(lambda: kernel.seconds("start"), before=settled)
         rounds = bench.pick(4, 12)
-        firsts = await take_turns(first, rounds=rounds, budget_s=bench.pick(60, 90))
+        firsts = await take_turns(first, rounds=rounds, budget_s=bench.pick(60, 120))
         pandases = await take_turns(pandas, rounds=rounds, budget_s=bench.pick(60, 90))
-    note = "From the call on an open connection of a new session to its result."
+    note = "From the call on an open connection of a new session to its result; the machine was at rest before each."
     left_out = {name: why for name, why in bench.left_out.items() if name != "llm-sandbox"}
     base = "toolhost, bubblewrap, from the pool"
     return [
@@ -98,7 +99,11 @@ def _first(host: RunningHost, code: str) -> Operation:
 
 
 def _pause(seconds: float) -> Operation:
-    return lambda: asyncio.sleep(seconds)
+    async def pause() -> None:
+        await asyncio.sleep(seconds)
+        await settled()
+
+    return pause
 
 
 async def _burst(bench: Bench) -> Table:
