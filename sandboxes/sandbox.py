@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-from sandboxes.backends.base import Life, Status
+from sandboxes.backends.base import Channel, Life, Status
 from sandboxes.client import AgentClient, Bound
 from sandboxes.engine import Engine
 from sandboxes.errors import (
@@ -64,7 +64,7 @@ class Sandbox:
                 if self._client.alive:
                     return self._client
                 await self._client.close()
-            channel = await self._engine.connect(self.handle)
+            channel = await self._reached()
             client = await AgentClient.connect(channel, on_lost=self._lost)
             if client.hello.sandbox != self.handle.sandbox_id:
                 await client.close()
@@ -191,6 +191,16 @@ class Sandbox:
             except WireError as error:
                 raise StateLost(f"its agent broke the protocol ({error.message})") from error
         raise AssertionError("unreachable")
+
+    async def _reached(self) -> Channel:
+        """A new channel. An engine may notice an end only after the connection has broken and was found alive once
+        more: who then cannot be reached is asked again how it ended, which says more than that it has."""
+        try:
+            return await self._engine.connect(self.handle)
+        except StateLost as error:
+            if type(error) is StateLost:
+                await self.fate()
+            raise
 
     def _acks_due(self) -> None:
         if self._client is not None:
