@@ -138,10 +138,11 @@ class Conversations:
         """The messages of turns, oldest first, one list a turn. Raises ApiError if one of them has expired."""
         rows = await self.store.get_many([turn_key(one) for one in turns])
         deleted = set(unit.deleted)
-        return [
+        found = [
             await self._asked(turn) if row is None else _messages(row, deleted)
             for turn, row in zip(turns, rows, strict=True)
         ]
+        return _answering(found) if unit.public else found
 
     async def _asked(self, turn: str) -> list[Item]:
         """What is left of a turn that ended before it had said or done anything: what it was asked.
@@ -250,3 +251,12 @@ def _messages(row: Row, deleted: set[str]) -> list[Item]:
     if items is None or (client and any(item["id"] in deleted for item in client)):
         return [item for item in client or () if item["id"] not in deleted]
     return list(items)
+
+
+def _answering(turns: list[list[Item]]) -> list[list[Item]]:
+    """Turns without outputs of calls that a client has taken out: there is nothing left that they answer."""
+    calls = {item["call_id"] for items in turns for item in items if item["type"] == "function_call"}
+    return [
+        [item for item in items if item["type"] != "function_call_output" or item["call_id"] in calls]
+        for items in turns
+    ]
