@@ -174,6 +174,18 @@ async def test_a_response_that_was_cancelled_in_the_queue_can_be_continued(serve
     assert [message["content"] for message in served.model.requests[-1]["messages"]] == ["2", "3"]
 
 
+async def test_a_turn_stays_when_its_response_that_never_ran_is_deleted(serve: Serve) -> None:
+    served = await serve([PAUSED, {"text": "then"}, {"text": "end"}], max_background=1)
+    await served.client.responses.create(model="fake", input="1", background=True)
+    await served.model.reached("gate")
+    queued = await served.client.responses.create(model="fake", input="2", background=True)
+    await served.client.responses.cancel(queued.id)
+    after = await served.client.responses.create(model="fake", input="3", previous_response_id=queued.id)
+    await served.client.responses.delete(queued.id)
+    await served.client.responses.create(model="fake", input="4", previous_response_id=after.id)
+    assert [message["content"] for message in served.model.requests[-1]["messages"]] == ["2", "3", "then", "4"]
+
+
 async def test_the_stream_of_a_response_cancelled_in_the_queue_says_what_it_was(serve: Serve) -> None:
     served = await serve([PAUSED], max_background=1)
     first = await served.client.responses.create(model="fake", input="1", background=True)
