@@ -22,7 +22,7 @@ import dataclasses
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from sandboxes.client import Bound
 from sandboxes.errors import (
@@ -39,6 +39,7 @@ from sandboxes.errors import (
 from sandboxes.events import ExecutionEvent, OnEvent, Printed, Queued, Started
 from sandboxes.keeper import Keeper
 from sandboxes.lifecycle import LIVE, OVER, Phase, Transition
+from sandboxes.observer import Observer
 from sandboxes.receipts import lost_outcome, never_started_outcome, of_memory
 from sandboxes.records import lost_fate
 from sandboxes.sandbox import Sandbox
@@ -65,12 +66,11 @@ class Calls:
         self._keeper = keeper
         self._starter = starter
 
-    def begin(self, session: Session, execution: Execution, on_event: OnEvent | None) -> Run:
-        """The run of an execution: a new one, or the one of the same attempt that is under way.
+    def begin(self, session: Session, execution: Execution, digest: str, on_event: OnEvent | None) -> Run:
+        """The run of an execution (`digest` is its own): a new one, or the one of the same attempt that is under way.
 
         Raises AttemptConflict, CallRefused.
         """
-        digest = execution.digest()
         attempt_id = execution.attempt_id or minted()
         run = session.runs.get(attempt_id)
         if run is None:
@@ -254,7 +254,7 @@ class Calls:
     async def _perform(self, session: Session, run: Run) -> Outcome:
         execution, keeper = run.execution, self._keeper
         assert execution is not None
-        async with self._turn(session, run):
+        async with _Turn(session, run, self._keeper.observer):
             if keeper.records.shared and not await keeper.records.hold(session):
                 raise SessionOver
             if execution.attempt_id and session.phase is not Phase.IDLE:  # what is known starts no sandbox
@@ -458,7 +458,7 @@ class Calls:
 
     async def _perform_taken_over(self, session: Session, run: Run) -> Outcome:
         keeper = self._keeper
-        async with self._turn(session, run):
+        async with _Turn(session, run, self._keeper.observer):
             sandbox = session.sandbox
             if sandbox is None or session.phase not in (Phase.IDLE, Phase.RUNNING):
                 raise SessionOver
@@ -492,27 +492,6 @@ class Calls:
             if outcome.state_lost_before is not None and not run.waiters:  # nobody may ever read it: the next one tells
                 session.update(lost_reason=outcome.state_lost_before)
             return outcome
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, session: Session, run: Run) -> AsyncIterator[None]:
-        """One at a time, in the order of arrival. Raises SessionOver when the session closed meanwhile."""
-        try:
-            if session.turn.locked():
-                began = time.perf_counter()
-                run.emit(Queued("turn", session.queue.index(run) + 1))
-                await session.turn.acquire()
-                self._keeper.observer.queued(session.key, "turn", time.perf_counter() - began)
-            else:
-                await session.turn.acquire()
-            try:
-                if session.phase in OVER:
-                    raise SessionOver
-                yield
-            finally:
-                session.turn.release()
-        finally:
-            if run in session.queue:
-                session.queue.remove(run)
 
     def _may_have_run_before(self, session: Session, known: AttemptRecord, sandbox: Sandbox) -> bool:
         """Whether an attempt that this sandbox does not know may have run in an earlier one, that was lost while
@@ -563,6 +542,42 @@ class Calls:
             error.session = error.session or str(session.key)
             error.attempt = error.attempt or run.attempt_id
         run.wake()
+
+
+class _Turn:
+    """One at a time, in the order of arrival. Entering raises SessionOver when the session closed meanwhile."""
+
+    __slots__ = ("_observer", "_run", "_session")
+
+    def __init__(self, session: Session, run: Run, observer: Observer) -> None:
+        self._session = session
+        self._run = run
+        self._observer = observer
+
+    async def __aenter__(self) -> None:
+        session = self._session
+        try:
+            if session.turn.locked():
+                began = time.perf_counter()
+                self._run.emit(Queued("turn", session.queue.index(self._run) + 1))
+                await session.turn.acquire()
+                self._observer.queued(session.key, "turn", time.perf_counter() - began)
+            else:
+                await session.turn.acquire()
+            if session.phase in OVER:
+                session.turn.release()
+                raise SessionOver
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_details: object) -> None:
+        self._session.turn.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._run in self._session.queue:
+            self._session.queue.remove(self._run)
 
 
 class _Heard:

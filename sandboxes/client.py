@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from sandboxes import codec
 from sandboxes.agent import wire
-from sandboxes.backends.base import Channel
+from sandboxes.backends.base import Channel, PromptReader
 from sandboxes.errors import (
     AttemptConflict,
     AttemptUnknown,
@@ -63,6 +63,7 @@ class Hello:
     sequence: int
     running: str | None
     kept: tuple[str, ...]
+    acks: bool = False  # it takes acknowledgements with an execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,15 @@ class _Execution:
     """Who waits for one execution. The frames on its way are dealt with as they come, and output is never kept.
 
     After `accepted` an earlier execution may still run, perhaps another host's (this one then waits its turn inside):
-    its own bound begins when it started. `late` is called when the time is over.
+    its own bound begins when it started. `late` is called with it when the time is over. Nothing that it holds holds
+    it: what a call leaves behind goes at once, and not with a search for what can be reached.
     """
 
-    def __init__(self, attempt: str, bound: Bound, on_event: OnEvent | None, late: Callable[[], object]) -> None:
+    def __init__(
+        self, attempt: str, bound: Bound, on_event: OnEvent | None, late: Callable[[_Execution], object]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self._attempt = attempt
+        self.attempt = attempt
         self._bound = bound
         self._on_event = on_event
         self._late = late
@@ -123,7 +127,7 @@ class _Execution:
         kind = frame["t"]
         if kind == "output":
             if self._on_event is not None:
-                self._on_event(Printed(self._attempt, codec.text(frame, "text")[: wire.OUTPUT_PIECE]))
+                self._on_event(Printed(self.attempt, codec.text(frame, "text")[: wire.OUTPUT_PIECE]))
             else:
                 codec.text(frame, "text")
             return
@@ -134,7 +138,7 @@ class _Execution:
             self.accepted = True
             self._until = self._loop.time() + START_S + self._bound.backstop_s
         elif kind == "started":
-            started = _read_started(self._attempt, frame)
+            started = _read_started(self.attempt, frame)
             self.started = True
             self._until = self._loop.time() + self._bound.backstop_s
             if self._on_event is not None:
@@ -162,7 +166,7 @@ class _Execution:
         if self._loop.time() < self._until:
             self._timer = self._loop.call_at(self._until, self._due)
         elif not self.end.done():
-            self._late()
+            self._late(self)
 
 
 class AgentClient:
@@ -200,6 +204,8 @@ class AgentClient:
         client = cls(channel, hello, on_lost)
         client._lines = lines
         client._reading = asyncio.create_task(client._read(), name="agent-client")
+        if isinstance(channel.reader, PromptReader):
+            channel.reader.taker = client._take
         return client
 
     @property
@@ -236,31 +242,30 @@ class AgentClient:
         queued_at: float,
         session: str | None = None,
         on_event: OnEvent | None = None,
+        acked: list[str] | None = None,
     ) -> Outcome:
         """Runs a call, joins it or fetches its kept result. `session`: what the receipt calls it, instead of what
-        the agent does; the digest is then ours too.
+        the agent does; the digest is then ours too. `acked`: as for `acknowledge`, in the same frame.
 
         Raises AttemptConflict, CallRefused, NoCapacity and, when its outcome did not come within the bound,
         ChannelLost.
         """
-        kind = "python" if isinstance(call, PythonCall) else "shell"
-        return await self._outcome(
-            attempt,
-            bound,
-            on_event,
-            {
-                "t": "exec",
-                "id": 0,
-                "attempt": attempt,
-                "digest": digest,
-                "kind": kind,
-                "call": call.arguments(),
-                "timeout": bound.timeout_s,
-                "cap": min(cap, wire.MAX_CAP),
-                "queued": queued_at,
-            },
-            session,
-        )
+        request: dict[str, object] = {
+            "t": "exec",
+            "id": 0,
+            "attempt": attempt,
+            "digest": digest,
+            "kind": "python" if isinstance(call, PythonCall) else "shell",
+            "call": call.arguments(),
+            "timeout": bound.timeout_s,
+            "cap": min(cap, wire.MAX_CAP),
+            "queued": queued_at,
+        }
+        if acked and self.hello.acks:
+            request["acked"] = acked
+        elif acked:
+            self.acknowledge(acked)
+        return await self._outcome(attempt, bound, on_event, request, session)
 
     async def attach(self, attempt: str, bound: Bound, on_event: OnEvent | None = None) -> Outcome:
         """Joins a running attempt or fetches a kept one. Raises AttemptUnknown, ChannelLost."""
@@ -359,7 +364,7 @@ class AgentClient:
         session: str | None = None,
     ) -> Outcome:
         ident, line = self._line(request)
-        waiter = self._waiters[ident] = _Execution(attempt, bound, on_event, lambda: self._late(waiter, attempt))
+        waiter = self._waiters[ident] = _Execution(attempt, bound, on_event, self._late)
         try:
             self._channel.writer.write(line)
             frame = await waiter.end
@@ -376,20 +381,20 @@ class AgentClient:
             on_event(Started(attempt, outcome.receipt.epoch, outcome.receipt.sequence))  # it was too short to be told
         return outcome
 
-    def _late(self, waiter: _Execution, attempt: str) -> None:
+    def _late(self, waiter: _Execution) -> None:
         if waiter.accepted and not waiter.started:
-            waiter.asking = asyncio.create_task(self._ask_turn(waiter, attempt), name="agent-turn")
+            waiter.asking = asyncio.create_task(self._ask_turn(waiter), name="agent-turn")
         else:
             self._stalled()
 
-    async def _ask_turn(self, waiter: _Execution, attempt: str) -> None:
+    async def _ask_turn(self, waiter: _Execution) -> None:
         """It has not started: as long as the agent answers, and another one runs, it waits its turn."""
         try:
             running = (await self.status()).get("running")
         except SandboxError as error:
             self._fail(error)
             return
-        if waiter.started or running not in (None, attempt):
+        if waiter.started or running not in (None, waiter.attempt):
             waiter.wait_on(START_S)
         else:
             self._stalled()
@@ -441,22 +446,48 @@ class AgentClient:
             raise self._checked(_read_error, frame)
         return frame
 
+    def _take(self, piece: bytes) -> bytes:
+        """Takes what arrives while `_read` waits, and leaves it what it may have to wait with, and parts of frames."""
+        if self._failure is not None or not self._lines.whole(piece):
+            return piece
+        try:
+            lines = self._lines.feed(piece)
+            for number, line in enumerate(lines):
+                if self._dispatch(line) is not None:
+                    return b"\n".join([*lines[number:], b""])
+        except WireError as error:
+            self._fail(error)
+        except ValueError as error:
+            self._fail(WireError(f"not of the protocol: {error}"))
+        return b""
+
+    def _dispatch(self, line: bytes) -> tuple[_Waiter, codec.Fields] | None:
+        """Gives a frame to who waits for it. Returned is one that may have to wait until there is room for it.
+
+        Raises WireError, ValueError.
+        """
+        frame = _decoded(line)
+        ident = frame.get("id")
+        waiter = self._waiters.get(ident) if type(ident) is int else None
+        if waiter is None:
+            if frame["t"] == "error" and ident in (0, None):
+                raise WireError(f"the agent ended the connection: {_read_error(frame)}")
+            return None
+        if frame["t"] == "data" and isinstance(waiter, _Waiter):
+            return waiter, frame
+        waiter.take(frame)
+        return None
+
     async def _read(self) -> None:
-        waiters, reader = self._waiters, self._channel.reader
+        reader = self._channel.reader
         try:
             lines = self._lines.rest()
             while True:
                 for line in lines:
-                    frame = _decoded(line)
-                    ident = frame.get("id")
-                    waiter = waiters.get(ident) if type(ident) is int else None
-                    if waiter is None:
-                        if frame["t"] == "error" and ident in (0, None):
-                            raise WireError(f"the agent ended the connection: {_read_error(frame)}")
-                        continue
-                    if frame["t"] == "data" and isinstance(waiter, _Waiter):
+                    if (waits := self._dispatch(line)) is not None:
+                        waiter, frame = waits
                         await waiter.data.acquire()
-                    waiter.take(frame)
+                        waiter.take(frame)
                 piece = await reader.read(READ_BYTES)
                 if not piece:
                     raise EOFError
@@ -513,6 +544,10 @@ class _Lines:
         rest, self._whole = self._whole, []
         return rest
 
+    def whole(self, piece: bytes) -> bool:
+        """Whether it is whole frames and follows on such."""
+        return not self._part and piece[-1:] == b"\n"
+
     def feed(self, piece: bytes) -> list[bytes]:
         """The lines that a piece completes. Raises WireError."""
         lines = piece.split(b"\n")
@@ -557,6 +592,7 @@ def _read_hello(frame: codec.Fields) -> Hello:
             sequence=codec.count(frame, "sequence"),
             running=None if frame.get("running") is None else codec.name(frame, "running"),
             kept=tuple(codec.name({"kept": item}, "kept") for item in kept),
+            acks=frame.get("acks") is True,
         )
     except ValueError as error:
         raise WireError(f"the agent's hello is wrong: {error}") from None

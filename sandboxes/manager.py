@@ -338,13 +338,13 @@ class SessionManager:
     async def _call(
         self, attachment: Attachment, execution: Execution, on_event: OnEvent | None, *, attach: bool = True
     ) -> Outcome:
-        cleanups = attachment.cleanups
+        cleanups, digest = attachment.cleanups, execution.digest()
         while True:
             session = await self._session_of(attachment, attach)
-            run = self._calls.begin(session, execution, on_event)
+            run = self._calls.begin(session, execution, digest, on_event)
             attachment.runs.append((session, run))
             try:
-                outcome = await self._calls.wait(session, run, execution.digest())
+                outcome = await self._calls.wait(session, run, digest)
                 self._calls.given(session, outcome)
                 return outcome
             except NotReached:

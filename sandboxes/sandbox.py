@@ -92,9 +92,16 @@ class Sandbox:
         """
 
         def ask(client: AgentClient) -> Coroutine[None, None, Outcome]:
-            self._send_acks(client)
             return client.execute(
-                attempt, digest, call, bound, cap=cap, queued_at=queued_at, session=session, on_event=on_event
+                attempt,
+                digest,
+                call,
+                bound,
+                cap=cap,
+                queued_at=queued_at,
+                session=session,
+                on_event=on_event,
+                acked=self._take_acks(),
             )
 
         return await self._persist(ask)
@@ -190,13 +197,17 @@ class Sandbox:
             self._send_acks(self._client)
 
     def _send_acks(self, client: AgentClient) -> None:
-        """One that is lost changes nothing: who connects next finds its result kept, and settles it again."""
+        if acks := self._take_acks():
+            client.acknowledge(acks)
+
+    def _take_acks(self) -> list[str]:
+        """What is to be acknowledged. One that is lost changes nothing: who connects next finds its result kept, and
+        settles it again."""
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
-        if self._acks:
-            acks, self._acks = self._acks, []
-            client.acknowledge(acks)
+        acks, self._acks = self._acks, []
+        return acks
 
     def _lost(self) -> None:
         if self.on_lost is not None:

@@ -20,13 +20,13 @@ class Attempts:
     """Runs by attempt id, and the lines of the results (without an id) of those that have ended."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, Run] = {}
+        self.runs: dict[str, Run] = {}  # all that are not forgotten
         self._results: dict[str, bytes] = {}
         self._bytes = 0
         self._forgotten: dict[str, None] = {}
 
     def find(self, attempt: str) -> Run | None:
-        return self._runs.get(attempt)
+        return self.runs.get(attempt)
 
     def result(self, attempt: str) -> bytes | None:
         return self._results.get(attempt)
@@ -37,7 +37,7 @@ class Attempts:
 
     @property
     def full(self) -> bool:
-        return len(self._runs) >= MAX_KEPT or self._bytes >= MAX_KEPT_BYTES
+        return len(self.runs) >= MAX_KEPT or self._bytes >= MAX_KEPT_BYTES
 
     @property
     def kept(self) -> list[str]:
@@ -45,7 +45,7 @@ class Attempts:
         return list(self._results)
 
     def add(self, run: Run) -> None:
-        self._runs[run.attempt] = run
+        self.runs[run.attempt] = run
 
     def finish(self, run: Run, result: bytes) -> None:
         self._results[run.attempt] = result
@@ -57,7 +57,7 @@ class Attempts:
         if result is None:
             return
         self._bytes -= len(result)
-        del self._runs[attempt]
+        del self.runs[attempt]
         self._forgotten[attempt] = None
         if len(self._forgotten) > _MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]

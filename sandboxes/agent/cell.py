@@ -45,8 +45,12 @@ class Cell:
         self.source = source
         self.name = name
         self.futures = futures
-        self.tree = tree = self._compile(source, "exec", _ONLY_AST)
-        assert isinstance(tree, _ast.Module)
+        self._tree: _ast.Module | None = None
+        self.statements: CodeType | None = None
+        self.expression: CodeType | None = self._one_expression()
+        if self.expression is not None:
+            return
+        tree = self.tree
         last = tree.body[-1] if tree.body else None
         shown = None
         if isinstance(last, _ast.Expr) and not self._silenced(last):
@@ -54,8 +58,30 @@ class Cell:
             body = _ast.Module(body=tree.body[:-1], type_ignores=[])
         else:
             body = tree
-        self.statements: CodeType | None = self._code(body, "exec") if body.body else None
-        self.expression: CodeType | None = self._code(shown, "eval") if shown is not None else None
+        self.statements = self._code(body, "exec") if body.body else None
+        self.expression = self._code(shown, "eval") if shown is not None else None
+
+    @property
+    def tree(self) -> _ast.Module:
+        """Its syntax."""
+        if self._tree is None:
+            tree = self._compile(self.source, "exec", _ONLY_AST)
+            assert isinstance(tree, _ast.Module)
+            self._tree = tree
+        return self._tree
+
+    def _one_expression(self) -> CodeType | None:
+        """The whole cell's code where it is one expression on one line: a tree costs more than all the rest."""
+        source = self.source
+        # What can be no expression; what may be warned of, which would be said twice; what only `eval` lets pass.
+        if "\n" in source or "=" in source or "\\" in source or source[:1].isspace():
+            return None
+        try:
+            flags = _TOP_LEVEL_AWAIT | self.futures
+            code: CodeType = compile(source, self.name, "eval", flags, dont_inherit=True)
+        except SyntaxError:
+            return None
+        return code
 
     def _compile(self, source: Any, mode: str, flags: int = 0) -> Any:
         return compile(source, self.name, mode, flags | _TOP_LEVEL_AWAIT | self.futures, dont_inherit=True)
@@ -86,8 +112,9 @@ class Cell:
     @property
     def needs_loop(self) -> bool:
         """Whether the cell must run in an event loop: it awaits, or makes tasks without starting a loop of its own."""
-        if any(code is not None and is_coroutine(code) for code in (self.statements, self.expression)):
-            return True
+        for code in (self.statements, self.expression):
+            if code is not None and is_coroutine(code):
+                return True
         if "asyncio" not in self.source and "create_task" not in self.source:
             return False
         names = self.names()

@@ -61,7 +61,8 @@ class Changes:
         """An execution begins: what has changed so far was not its doing. `since`: from when on to look, nanoseconds of
         the clock that dates files."""
         self.since = time.clock_gettime_ns(_COARSE) - _SLACK_NS
-        self._put = {path: at for path, at in self._put.items() if at >= self.since}
+        if self._put:
+            self._put = {path: at for path, at in self._put.items() if at >= self.since}
 
     def not_ours(self, stamp: object) -> None:
         """The host has put a file there, [path, time of change]: no execution's doing."""
@@ -95,6 +96,9 @@ class Changes:
 
     def told(self, files: list[dict[str, object]]) -> list[dict[str, object]]:
         """[{path, size}] of what a look has found and neither the look before has told nor the host has put."""
+        if not files:
+            self._told = {}
+            return []
         good = [file for file in files[:MAX_REPORTED] if self._is_file(file)]
         new = [file for file in good if self._told.get(file["path"]) != file["at"]]
         self._told = {file["path"]: file["at"] for file in good}

@@ -28,8 +28,10 @@ BUSY_BYTES = 1 << 19
 # Beyond this it is not slow but gone: it is cut off, and can come back for what is kept.
 _GONE_BYTES = 64 << 20
 _PEERCRED_BYTES = 12
-# What only announces a result waits for it that long, to go with it: most executions are shorter.
-_LINGER_S = 0.002
+_END = 10
+# What only announces a result waits for it that long, to go with it: most executions are shorter, where many others run
+# too, and to wake up and say it costs as much as a short one.
+_LINGER_S = 0.05
 
 
 class Connection:
@@ -61,6 +63,8 @@ class Connection:
         self._flush_due = False
         self._lingering: Timer | None = None
         self._before_flush: list[Callable[[], None]] = []
+        self._announced: list[dict[str, object]] = []
+        self._sink_watched = False
         self._ending = False
         self._for_room: list[Callable[[], None]] = []
         os.set_blocking(source, False)
@@ -78,19 +82,31 @@ class Connection:
 
     def send_line(self, line: bytes) -> None:
         """A frame that is encoded already."""
-        if self.open:
-            self._queue(line)
-            self._flush_soon()
+        if not self.open:
+            return
+        self._unsent.append(line)
+        self.backlog += len(line)
+        if self.backlog > _GONE_BYTES and not self._lasting:
+            self._loop.soon(self.close)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.soon(self._flush)
 
     def announce(self, frame: dict[str, object]) -> None:
         """For what nobody waits for: goes with the next frame, or soon."""
-        self.linger(lambda: self.queue(frame))
+        if self.open:
+            self._announced.append(frame)
+            self._linger()
 
     def linger(self, call: Callable[[], None]) -> None:
         """Calls it before the next frames are written, or soon, to queue frames of its own."""
         if not self.open:
             return
         self._before_flush.append(call)
+        if self._lingering is None and not self._flush_due:
+            self._lingering = self._loop.after(_LINGER_S, self._flush)
+
+    def _linger(self) -> None:
         if self._lingering is None and not self._flush_due:
             self._lingering = self._loop.after(_LINGER_S, self._flush)
 
@@ -121,7 +137,7 @@ class Connection:
         what half a frame of it may have been sent."""
         if self._lasting:
             self._unsent, self._first_sent, self.backlog = [], 0, 0
-            self._before_flush = []
+            self._before_flush, self._announced = [], []
             self._queue(b"\n")
             self._flush_soon()
 
@@ -138,10 +154,15 @@ class Connection:
 
     def _flush(self) -> None:
         self._flush_due = False
-        self._loop.cancel(self._lingering)
-        self._lingering = None
+        if self._lingering is not None:
+            self._loop.cancel(self._lingering)
+            self._lingering = None
         if not self.open:
             return
+        if self._announced:
+            announced, self._announced = self._announced, []
+            for frame in announced:
+                self._queue(wire.encode(frame))
         if self._before_flush:
             calls, self._before_flush = self._before_flush, []
             for call in calls:
@@ -153,13 +174,13 @@ class Connection:
         except OSError:
             self.close()
             return
+        if bool(self.backlog) != self._sink_watched:
+            self._watch_sink(not self._sink_watched)
         if self.backlog:
-            self._watch_sink(True)
             return
-        self._watch_sink(False)
         if self._ending:
             self.close()
-        else:
+        elif self._for_room:
             waiting, self._for_room = self._for_room, []
             for call in waiting:
                 self._loop.soon(call)
@@ -176,6 +197,7 @@ class Connection:
                 self._unsent, self._first_sent = [], 0
 
     def _watch_sink(self, wanted: bool) -> None:
+        self._sink_watched = wanted
         if self._sink == self._source:
             self._loop.watch(self._source, READ | WRITE if wanted else READ, self._io)
         elif wanted:
@@ -188,10 +210,8 @@ class Connection:
     def _io(self, events: int) -> None:
         if events & WRITE:
             self._flush()
-        if events & READ and self.open and not self._ending:
-            self._receive()
-
-    def _receive(self) -> None:
+        if not events & READ or not self.open or self._ending:
+            return
         try:
             data = os.read(self._source, _CHUNK)
         except BlockingIOError:
@@ -200,6 +220,16 @@ class Connection:
             data = b""
         if not data:
             self.close()
+            return
+        if not self._received and data[-1] == _END and self.greeted:  # nearly always: whole frames
+            for line in data.split(b"\n"):
+                if line and self.open and not self._ending:
+                    try:  # as `_take`
+                        frame = wire.decode(line, wire.REQUESTS)
+                    except wire.FrameError as error:
+                        self._bad(str(error))
+                    else:
+                        self._handle(self, frame)
             return
         self._received += data
         while self.open and not self._ending:
@@ -250,7 +280,7 @@ class Connection:
             os.close(fd)
         self._received.clear()
         self._unsent = []
-        self._before_flush = []
+        self._before_flush, self._announced = [], []
         self._closed(self)
 
 

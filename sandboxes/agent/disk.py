@@ -1,10 +1,12 @@
 """The watch over how much the session's directory holds. A worker counts as the user's uid; the agent only compares.
 
 Above: `supervisor`. Below: `spawn`, statvfs(3). A quota of the file system is better where the backend has one: this
-one notices within about half a second.
+one notices within about half a second of an execution's time. To count costs as much as many short executions.
 """
 
 from __future__ import annotations
+
+from time import monotonic
 
 from .loop import READ
 from .spawn import SpawnError
@@ -61,6 +63,7 @@ class DiskWatch:
         self._ended = 0
         self._counting = 0
         self._known = 0
+        self._began = 0.0
         self._timer: Timer | None = None
         self._source = -1
         self.pid: int | None = None
@@ -69,8 +72,12 @@ class DiskWatch:
         """An execution starts."""
         if self._limit is None:
             return
+        self._began = monotonic()
         if self._known == self._ended:
-            self._allow(self._limit)
+            if self._used <= self._limit:
+                self._allowed = self._limit
+            else:
+                self._allow(self._limit)
         elif self.pid is None:
             self._count()
         if self._free[0] < 0:
@@ -85,7 +92,7 @@ class DiskWatch:
             return
         self._ended += 1
         if self.pid is not None:
-            return  # what is counted now is from before this end: it is counted again
+            return  # what is counted now is from before this end
         if self._may_be_over(self._limit):
             self._count()
             return
@@ -128,6 +135,10 @@ class DiskWatch:
         self._timer = None
         if not self._running():
             return
+        young_s = self._began + _EVERY_S - monotonic()
+        if young_s > 0 and self._used <= self._allowed:  # what it may do until it ends, its end looks at
+            self._timer = self._loop.after(young_s, self._look)
+            return
         if self.pid is None and self._changed():
             self._count()
         self._again()
@@ -155,6 +166,7 @@ class DiskWatch:
             os.close(sink)
         self.pid, self._source = pid, source
         self._counting = self._ended
+        self._changed()  # what is written from here on may be missing in what it finds
         os.set_blocking(source, False)
         self._loop.watch(source, READ, self._counted)
         timer = self._loop.after(_COUNT_S, lambda: self._children.kill(pid))
@@ -177,7 +189,9 @@ class DiskWatch:
         self._counted_ever = True
         assert self._limit is not None
         if self._known != self._ended:
-            if self._counting != self._ended:
+            # Where short executions follow each other some have always ended meanwhile: counted again after each, the
+            # watch would cost more than they do.
+            if self._counting != self._ended and self._may_be_over(self._limit):
                 self._count()
                 return
             self._known = self._ended

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
         connection: Connection
 
-        def announce(self, frame: dict[str, object]) -> None: ...
+        def announce(self, run: Run) -> None: ...
 
         def send_line(self, line: bytes) -> None: ...
 
@@ -129,13 +129,11 @@ class Executions:
 
     def join(self, run: Run, waiter: Waiter) -> None:
         """Sends `waiter` what is known of `run`, and later the rest."""
-        waiter.announce({"t": "accepted", "sequence": run.sequence, "epoch": run.epoch})
         result = self.attempts.result(run.attempt)
         if result is not None:
             waiter.send_line(result)
             return
-        if run.started_at is not None:
-            waiter.announce({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
+        waiter.announce(run)
         self._waiters.setdefault(run.attempt, []).append(waiter)
 
     def leave(self, connection: Connection) -> None:
@@ -189,7 +187,7 @@ class Executions:
         self.on_begin()
         run.deadline = self._loop.after(run.timeout, lambda: self._climb(run, "deadline"))
         for waiter in self._waiters.get(run.attempt, ()):
-            waiter.announce({"t": "started", "sequence": run.sequence, "epoch": run.epoch, "at": run.started_at})
+            waiter.announce(run)
         if run.kind == "python":
             self._watcher.begin()  # its code is sent now, and it looks itself
         else:
@@ -217,6 +215,7 @@ class Executions:
             return
         self._finishing = True
         self._loop.cancel(run.deadline)
+        run.deadline = None  # it knows the run: what ended goes at once, and its memory is taken again while it is warm
         if run.ladder is not None:
             run.ladder.stop()
         run.ended_at = time.time()
@@ -235,9 +234,9 @@ class Executions:
         run = self.current = self._waiting.pop(0)
         self._finishing = False
         run.capture = Capture(run.cap, lambda data: self._spill(run, data))
-        self._watcher.begin()  # a command runs before `began` is called
         performer = self.performers[run.kind]
-        run.ladder = Ladder(self._loop, self._config.grace_s, performer.rungs(run))
+        if run.kind != "python":
+            self._watcher.begin()  # a command runs before `began` is called
         try:
             performer.start(run)
         except SpawnError as error:
@@ -252,8 +251,9 @@ class Executions:
             if run is not self.current or self._finishing:
                 return
             run.why = why
-        if run.ladder is not None:
-            run.ladder.climb()
+        if run.ladder is None:
+            run.ladder = Ladder(self._loop, self._config.grace_s, self.performers[run.kind].rungs(run))
+        run.ladder.climb()
 
     def _spill(self, run: Run, data: bytes) -> Callable[[bytes], None]:
         from . import spool  # few sessions need it, and every one would hold it
@@ -292,7 +292,8 @@ class Executions:
         if run.started_at is None:
             found([])
         elif run.looked:
-            found(self._watcher.told(run.files))
+            run.files = self._watcher.told(run.files)
+            self._close(run)
         else:
             self._watcher.scan(found)
 
@@ -306,7 +307,8 @@ class Executions:
         self._finishing = False
         self._publish(run, background)
         self._loop.soon(self.on_end)  # once the result is on its way
-        self._next()
+        if self._waiting:
+            self._next()
 
     def _publish(self, run: Run, background: dict[str, object] | None) -> None:
         result = run.result(self.session, background)

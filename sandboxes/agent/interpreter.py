@@ -75,6 +75,8 @@ class Interpreter:
         self._shell: Shell | None = None
         self._look = Look(home)
         self._unreaped: list[int] = []
+        self._poll = select.poll()
+        self._poll.register(channel.fd, select.POLLIN)
         hooks = {"linecache": self._sources.fill, "matplotlib.pyplot": self._hook_pyplot}
         sys.meta_path.insert(0, AfterImport(hooks))  # type: ignore[arg-type]
         pristine.MODULES.update(sys.modules)
@@ -93,7 +95,8 @@ class Interpreter:
             request = self._next()
             kind = request.get("t")
             if kind == "cell":
-                self._reap()
+                if self._unreaped:
+                    self._reap()
                 self._channel.send(self._answer(request))
             elif kind == "reap":
                 self._unreaped = [*self._unreaped, *request["pids"]]
@@ -121,23 +124,23 @@ class Interpreter:
             except BaseException as error:  # noqa: BLE001 - of a signal handler or task of the user's
                 if os.getpid() != self._pid:
                     os._exit(1)
+                self._world.disturbed()
                 self._streams.report(render(error, self._sources, _BACKGROUND_CAP))
         return self._channel.take()
 
     def _wait(self) -> None:
         """Returns when there is something to read; meanwhile tasks of earlier cells go on."""
-        poll = select.poll()
-        poll.register(self._channel.fd, select.POLLIN)
         if self._loop.has_tasks():
+            self._world.disturbed()
             try:
                 self._loop.run_until_readable(self._channel)
             finally:
                 self._streams.flush()
         again = _REAP_AGAIN
-        while self._unreaped and not poll.poll(again):
+        while self._unreaped and not self._poll.poll(again):
             self._reap()
             again = min(2 * again, 1000)
-        poll.poll()
+        self._poll.poll()
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The frame for one cell, whatever happens to the engine itself: an interrupt in the wrong microsecond, say."""
@@ -208,6 +211,9 @@ class Interpreter:
         return Cell(python, name, self._futures)
 
     def _wants_ipython(self, cell: Cell) -> bool:
+        source = cell.source
+        if "IPython" not in source and "display" not in source and "get_ipython" not in source:
+            return False
         if cell.imports("IPython"):
             return True
         return any(cell.uses(name) and name not in self._world.namespace for name in ("display", "get_ipython"))
@@ -371,7 +377,7 @@ class _Run:
             "value": self.value,
             "error": self.error,
             "images": self.images.saved,
-            "note": cut(" ".join(self._notes), self.cap) or None,
+            "note": cut(" ".join(self._notes), self.cap) if self._notes else None,
             "untouched": self.untouched,
             "files": self.files,
         }

@@ -42,6 +42,7 @@ class Loop:
         self._soon: list[Callable[[], None]] = []
         self._signals: dict[int, Callable[[], None]] = {}
         self._stopped = False
+        self._due = 0.0  # when the next timer goes off, as it was when the loop began to wait
         self._wake_in, wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(wake_out, False)
@@ -104,31 +105,40 @@ class Loop:
 
     def run(self) -> None:
         """Until `stop`."""
+        poll, calls = self._epoll.poll, self._calls
         while not self._stopped:
-            self._run_soon()
-            for fd, events in self._epoll.poll(self._wait_s()):
-                call = self._calls.get(fd)
+            if self._soon:
+                self._run_soon()
+            for fd, events in poll(self._wait_s()):
+                call = calls.get(fd)
                 if call is not None:
-                    self._guard(call, events | (READ if events & _BROKEN else 0))
-            self._run_timers()
+                    try:  # as `_guard`
+                        call(events | READ if events & _BROKEN else events)
+                    except Exception as error:  # noqa: BLE001
+                        report(error)
+            if self._timers and monotonic() >= self._due:
+                self._run_timers()
         self._run_soon()
 
     def _wait_s(self) -> float:
         if self._soon:
+            self._due = 0.0
             return 0
         if not self._timers:
             return -1
-        return max(0.0, min(timer.at for timer in self._timers) - monotonic())
+        self._due = min([timer.at for timer in self._timers])
+        return max(0.0, self._due - monotonic())
 
     def _run_soon(self) -> None:
         while self._soon:
             calls, self._soon = self._soon, []
             for call in calls:
-                self._guard(call)
+                try:  # as `_guard`
+                    call()
+                except Exception as error:  # noqa: BLE001
+                    report(error)
 
     def _run_timers(self) -> None:
-        if not self._timers:
-            return
         now = monotonic()
         for timer in sorted((timer for timer in self._timers if timer.at <= now), key=lambda timer: timer.at):
             if timer in self._timers:

@@ -22,7 +22,7 @@ class Capture:
     """
 
     def __init__(self, cap: int, spill: Callable[[bytes], Callable[[bytes], None]] | None = None) -> None:
-        self._decode = _decoder("replace")
+        self._decoder: codecs.IncrementalDecoder | None = None  # of most executions nothing is to be decoded
         self._head_cap = (cap + 1) // 2
         self._tail_cap = cap - self._head_cap
         self._head: list[str] = []
@@ -38,7 +38,9 @@ class Capture:
     def add(self, data: bytes) -> str:
         """Takes a piece and returns its text (what it completes of one)."""
         self.bytes_out += len(data)
-        text = self._decode.decode(data)
+        if self._decoder is None:
+            self._decoder = _decoder("replace")
+        text = self._decoder.decode(data)
         self._keep(text)
         if self._take is not None:
             self._take(data)
@@ -54,8 +56,10 @@ class Capture:
 
     def finish(self) -> None:
         """What is left of a character that never came to its end counts as one."""
-        self._keep(self._decode.decode(b"", True))
-        self._raw = []
+        if self._decoder is not None:
+            self._keep(self._decoder.decode(b"", True))
+            self._raw = []
+        self._spill = self._take = None  # they know whose output it is, who knows this
 
     def _keep(self, text: str) -> None:
         room = self._head_cap - self._head_length

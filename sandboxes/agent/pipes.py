@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _CAPACITY = 1 << 20
 _CHUNK = 1 << 16  # a buffer of more is mapped and unmapped for every read
 
+_FIONREAD = 0x541B  # of termios, which is not worth loading
+_waiting = bytearray(4)
+
 
 class Pipe:
     """Hands on what arrives, at most `_CHUNK` bytes at a time, until the last writer is gone."""
@@ -58,6 +61,17 @@ class Pipe:
             if not got:
                 return
             left -= got
+
+    def catch_up(self) -> None:
+        """As `drain`, where its end is of no interest: an empty pipe is the usual case, and looked at for little."""
+        if self._fd >= 0:
+            try:
+                fcntl.ioctl(self._fd, _FIONREAD, _waiting)
+            except OSError:  # a kernel that does not tell
+                self.drain()
+                return
+            if any(_waiting):
+                self.drain()
 
     def close(self) -> None:
         if not self.closed:

@@ -45,6 +45,17 @@ def table() -> dict[int, Process]:
     return {pid: process for pid, process in _all().items() if process.state not in _ENDED}
 
 
+def _open_load() -> int:
+    try:
+        return os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+# Held open: it is read for every execution.
+_load = _open_load()
+
+
 class Moment:
     """Now. The kernel dates processes by ticks of 10 ms as a rule: of those that started in the same tick the newest
     pid tells which came later (proc(5), loadavg). Where that is not known, as in gVisor, they all count as later."""
@@ -54,9 +65,8 @@ class Moment:
     def __init__(self) -> None:
         self.tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
         try:
-            with open("/proc/loadavg", "rb", buffering=0) as file:  # noqa: PTH123 - as below
-                self.newest = int(file.read(256).split()[-1])
-        except (OSError, ValueError, IndexError):
+            self.newest = int(os.pread(_load, 256, 0).rpartition(b" ")[2])
+        except (OSError, ValueError):
             self.newest = 0
 
     def precedes(self, process: Process) -> bool:

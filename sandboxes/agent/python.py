@@ -201,12 +201,13 @@ class Python:
 
     def start(self, run: Run) -> None:
         self._run = run
-        try:
-            self.launch()
-        except SpawnError:
-            self._run = None
-            run.state = "lost"  # there is no interpreter that could keep it
-            raise
+        if self._interpreter is None:
+            try:
+                self.launch()
+            except SpawnError:
+                self._run = None
+                run.state = "lost"  # there is no interpreter that could keep it
+                raise
         if self._interpreter is not None and self._interpreter.ready and not self._interpreter.condemned:
             self._begin(run)
 
@@ -225,7 +226,7 @@ class Python:
     def _begin(self, run: Run) -> None:
         if self._interpreter is None:
             return
-        self._interpreter.output.drain()  # of earlier cells' threads and children: background
+        self._interpreter.output.catch_up()  # of earlier cells' threads and children: background
         self._memory.note()
         self._began = Moment()
         self._executions.began(run)
@@ -284,18 +285,20 @@ class Python:
         if number != run.sequence or outcome is None:
             interpreter.fail()
             return
-        if frame.get("untouched") is True:
+        if run.why is not None and frame.get("untouched") is True:
             run.escaped()
         self._taking.answered(interpreter, max(0.0, run.timeout - (time() - run.started_at)))
         if run.why is not None:
             interpreter.reap(self._end_since(self._began, interpreter.pid, self._ended_before))
-        interpreter.output.drain()
+        interpreter.output.catch_up()
         self._run = None
         value, error = frame.get("value"), frame.get("error")
         run.value = value if isinstance(value, str) else None
         run.error = error if isinstance(error, str) else None
-        run.images = images(frame.get("images"), self._config.data)
-        run.note(frame.get("note"))
+        if frame.get("images"):
+            run.images = images(frame["images"], self._config.data)
+        if frame.get("note"):
+            run.note(frame["note"])
         self._executions.looked(run, frame.get("files"))
         if run.why is not None:
             run.stopped("kept")

@@ -61,6 +61,7 @@ class Interpreter:
         """It was killed, and its death has not been seen yet: it is sent no more."""
         self._received = b""
         self._unsent = b""
+        self._writing = False
         ours, theirs = _socket.socketpair()
         reader, writer = os.pipe()
         null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -171,7 +172,9 @@ class Interpreter:
             self.close()
             return
         self._unsent = self._unsent[sent:]
-        self._loop.watch(self._fd, READ | WRITE if self._unsent else READ, self._io)
+        if bool(self._unsent) != self._writing:
+            self._writing = not self._writing
+            self._loop.watch(self._fd, READ | WRITE if self._writing else READ, self._io)
 
     def hear(self) -> None:
         """Takes in what it has said already."""

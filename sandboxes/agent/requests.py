@@ -43,22 +43,32 @@ class Waiting:
     def __init__(self, connection: Connection, ident: object) -> None:
         self.connection = connection
         self._ident = ident
-        self._announced: list[dict[str, object]] = []
+        self._announced: Run | None = None
+        self._accepted = False  # it was told
 
-    def announce(self, frame: dict[str, object]) -> None:
+    def announce(self, run: Run) -> None:
         """That it was accepted, or has started: left out where the result comes soon, which says the same."""
-        self._announced.append(frame)
-        self.connection.linger(self._tell)
+        if self._announced is None:
+            self._announced = run
+            self.connection.linger(self._tell)
 
     def _tell(self) -> None:
-        announced, self._announced = self._announced, []
-        for frame in announced:
-            self.connection.queue({**frame, "id": self._ident})
+        run, self._announced = self._announced, None
+        if run is None:
+            return
+        told: dict[str, object] = {"id": self._ident, "sequence": run.sequence, "epoch": run.epoch}
+        if not self._accepted:
+            self._accepted = True
+            self.connection.queue({"t": "accepted", **told})
+        if run.started_at is not None:
+            self.connection.queue({"t": "started", **told, "at": run.started_at})
 
     def send_line(self, line: bytes) -> None:
         """The result: a frame without an id, encoded already."""
-        self._announced = []
-        self.connection.send_line(wire.encode({"id": self._ident})[:-2] + b"," + line[1:])
+        self._announced = None
+        ident = self._ident
+        head = b'{"id":%d,' % ident if type(ident) is int else wire.encode({"id": ident})[:-2] + b","
+        self.connection.send_line(head + line[1:])
 
     def send_output(self, text: str) -> None:
         self._tell()
@@ -150,6 +160,7 @@ class Requests:
                 "sequence": executions.sequence,
                 "running": executions.current.attempt if executions.current else None,
                 "kept": executions.attempts.kept,
+                "acks": True,
             }
         )
 
@@ -173,7 +184,9 @@ class Requests:
             raise Refused("unclaimed", "the sandbox belongs to no session yet")
         run = self._read_run(frame)
         attempts = self._executions.attempts
-        known = attempts.find(run.attempt)
+        if "acked" in frame:
+            self._acknowledge(frame["acked"])
+        known = attempts.runs.get(run.attempt)
         if known is not None:
             if known.digest != run.digest:
                 raise Refused("conflict", "this attempt id was used for something else")
@@ -231,12 +244,14 @@ class Requests:
         self._executions.cancel(run, str(why))
 
     def _ack(self, connection: Connection, ident: object, frame: dict[str, object]) -> None:
-        attempts = frame.get("attempts")
-        if not isinstance(attempts, list) or not all(isinstance(attempt, str) for attempt in attempts):
-            raise BadRequest("attempts is a list of attempt ids")
+        self._acknowledge(frame.get("attempts"))
+        connection.announce({"t": "ok", "id": ident})
+
+    def _acknowledge(self, attempts: object) -> None:
+        if not isinstance(attempts, list) or not all([isinstance(attempt, str) for attempt in attempts]):  # noqa: C419
+            raise BadRequest("what is acknowledged is a list of attempt ids")
         for attempt in attempts:
             self._executions.attempts.acknowledge(attempt)
-        connection.announce({"t": "ok", "id": ident})
 
     def _restart(self, connection: Connection, ident: object, _frame: dict[str, object]) -> None:
         self._python.restart(lambda: connection.send({"t": "ok", "id": ident, "epoch": self._executions.epoch}))

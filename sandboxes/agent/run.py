@@ -24,6 +24,11 @@ _FILES = 50
 _MARK = 100
 
 
+_NOTHING = Capture(1)
+_SILENCE = _NOTHING.frame()
+_LONGEST = wire.MAX_FRAME_TO_HOST - 1024  # of a result, without its id
+
+
 class Run:
     """What was asked, and what is known of it so far."""
 
@@ -46,7 +51,7 @@ class Run:
         self.why: str | None = None  # who climbs the ladder: "deadline", "cancel", "operator"
         self.why_note: str | None = None
         self.cause: dict[str, object] | None = None
-        self.capture = Capture(cap)
+        self.capture = _NOTHING  # until it starts
         self.streamed = 0
         self.spool: Spool | None = None
         self.ladder: Ladder | None = None
@@ -97,6 +102,8 @@ class Run:
 
     def result(self, session: str, background: dict[str, object] | None) -> bytes:
         """The line of the result frame without an id, small enough for the host to take."""
+        capture, value, error = self.capture, self.value, self.error
+        silent = capture.bytes_out == 0
         frame: dict[str, object] = {
             "t": "result",
             "receipt": {
@@ -110,21 +117,22 @@ class Run:
                 "ended_at": self.ended_at or time.time(),
                 "ending": self.ending,
                 "state": self.state,
-                "bytes_out": self.capture.bytes_out,
-                "bytes_cut": self.capture.bytes_cut,
+                "bytes_out": capture.bytes_out,
+                "bytes_cut": 0 if silent else capture.bytes_cut,
                 "cause": self.cause,
             },
-            "output": self.capture.frame(self.file, self.file_complete),
+            "output": _SILENCE if silent else capture.frame(self.file, self.file_complete),
             "background": background,
-            "value": _shorten(self.value, self.cap),
-            "error": _shorten(self.error, self.cap),
+            "value": value if value is None or len(value) <= self.cap else _shorten(value, self.cap),
+            "error": error if error is None or len(error) <= self.cap else _shorten(error, self.cap),
             "images": self.images,
             "files": self.files[:_FILES],
             "exit_code": self.exit_code,
             "notes": self.notes,
             "state_lost_before": self.state_lost_before,
         }
-        return _fit(frame)
+        line = wire.encode(frame)
+        return line if len(line) <= _LONGEST else _fit(frame, line)
 
 
 def images(value: object, data: str) -> list[dict[str, str]]:
@@ -148,11 +156,10 @@ def _shorten(text: str | None, cap: int) -> str | None:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[len(text) - half :]}"
 
 
-def _fit(frame: dict[str, object]) -> bytes:
+def _fit(frame: dict[str, object], line: bytes) -> bytes:
     """Texts outside of ASCII take up to 12 bytes a character on the wire: what does not fit is cut further."""
     cap = wire.MAX_CAP
-    line = wire.encode(frame)
-    while len(line) > wire.MAX_FRAME_TO_HOST - 1024 and cap > 100:
+    while len(line) > _LONGEST and cap > 100:
         cap //= 2
         for key in ("output", "background"):
             output = frame[key]

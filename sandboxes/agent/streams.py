@@ -10,8 +10,10 @@ from __future__ import annotations
 import _thread
 import io
 import sys
+from fcntl import F_GETFD
+from fcntl import fcntl as control
 
-from .channel import raise_fd
+from .channel import PIPE_MARK, mark, marked, raise_fd
 from .pristine import BUILTINS
 
 TYPE_CHECKING = False
@@ -85,6 +87,14 @@ class Stream(io.TextIOWrapper):
         self._held.clear()
 
 
+def _is_open(fd: int) -> bool:
+    try:
+        control(fd, F_GETFD)
+    except OSError:
+        return False
+    return True
+
+
 def _usable(stream: Any) -> bool:
     try:
         return stream is not None and not stream.closed
@@ -98,6 +108,7 @@ class Streams:
     def __init__(self) -> None:
         self._spare = raise_fd(os.dup(1))
         self._pipe = self._identity(self._spare)
+        mark(self._spare, PIPE_MARK)
         self.restore()
 
     @staticmethod
@@ -110,20 +121,32 @@ class Streams:
 
     def restore(self) -> bool:
         """Makes descriptors 0 to 2 and `sys.stdin/out/err` what they were at the start. True if any had changed."""
+        changed = self._restore_descriptors()
+        return self.restore_objects() or changed
+
+    def _restore_descriptors(self) -> bool:
         changed = False
         for fd in (1, 2):
-            if self._identity(fd) != self._pipe:
+            if not marked(fd, PIPE_MARK) and self._identity(fd) != self._pipe:
                 os.dup2(self._spare, fd)
                 changed = True
-        if self._identity(0) is None:
+        if not _is_open(0):
             null = os.open("/dev/null", os.O_RDONLY)
             if null != 0:
                 os.dup2(null, 0)
                 os.close(null)
             changed = True
-        return self._restore_objects() or changed
+        return changed
 
-    def _restore_objects(self) -> bool:
+    def restore_objects(self) -> bool:
+        """As `restore`, of the objects alone."""
+        try:
+            out, err, given = self.stdout, self.stderr, self.stdin
+            if sys.stdout is out and sys.stderr is err and not (out.closed or err.closed or given.closed):
+                sys.stdin = given
+                return False
+        except (AttributeError, ValueError):  # not made yet; taken away; detached
+            pass
         changed = False
         for name, fd in (("stdout", 1), ("stderr", 2)):
             ours = getattr(self, name, None)
@@ -145,7 +168,8 @@ class Streams:
         """Delivers everything written so far, also to streams that a cell put in place of ours."""
         for stream in (self.stdout, self.stderr):
             try:
-                stream.drain()
+                if stream._held:
+                    stream.drain()
             except (OSError, ValueError):  # closed by the cell: nothing is kept then
                 continue
 

@@ -37,16 +37,17 @@ class Taking:
 
     def sent(self, interpreter: Interpreter) -> None:
         """A cell: it is to be taken soon."""
-        self._begin(interpreter, PATIENCE_S, ask=False)
+        self._interpreter = interpreter
+        self._until = monotonic() + PATIENCE_S
+        self._ask = self._interrupted = False
+        if self._timer is None:
+            self._timer = self._loop.after(_LOOK_S, self._look)
 
     def answered(self, interpreter: Interpreter, left_s: float) -> None:
         """It has answered its cell, and so has nothing to do: it takes a question before the cell's time is over."""
-        self._begin(interpreter, left_s, ask=True)
-
-    def _begin(self, interpreter: Interpreter, patience_s: float, *, ask: bool) -> None:
         self._interpreter = interpreter
-        self._until = monotonic() + patience_s
-        self._ask = ask
+        self._until = monotonic() + left_s
+        self._ask = True
         self._interrupted = False
         if self._timer is None:
             self._timer = self._loop.after(_LOOK_S, self._look)

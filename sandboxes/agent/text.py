@@ -9,6 +9,8 @@ globals()["__builtins__"] = BUILTINS
 
 def clean(text: str) -> str:
     """`text` as a plain str without lone surrogates (they cannot be sent as UTF-8; shown as escapes)."""
+    if type(text) is str and text.isascii():
+        return text
     return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")
 
 

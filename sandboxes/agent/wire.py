@@ -9,7 +9,7 @@ requests, each with an `id` that is unique on its connection; every reply carrie
 
     ping                                      -> ok
     claim   {ticket, session, epoch, sequence}-> ok          binds a fresh sandbox to a session; the same again is ok
-    exec    {attempt, digest, kind, call, timeout, cap, queued} -> accepted, started, output*, result | error
+    exec    {attempt, digest, kind, call, timeout, cap, queued, acked?} -> accepted, started, output*, result | error
     attach  {attempt}                         -> accepted, [started, output*,] result | error   joins or collects
     cancel  {attempt, why}                    -> ok          climbs the ladder; the result follows to who waits for it
     ack     {attempts}                        -> ok          the ledger has them: the agent may forget
@@ -34,7 +34,8 @@ new interpreter has been started. A connection that says nothing for 10 s before
 Fields of the replies (all required unless `?`; `null` where a value does not apply):
 
     hello     v, sandbox, python, state ("starting" | "idle" | "running"), claim ({ticket, session} | null), epoch,
-              sequence, running (attempt | null), kept ([attempt, ...]: results not yet acknowledged)
+              sequence, running (attempt | null), kept ([attempt, ...]: results not yet acknowledged), acks? (true: it
+              takes `acked`)
     accepted  sequence, epoch
     started   sequence, epoch, at
     output    text
@@ -50,7 +51,8 @@ Fields of the replies (all required unless `?`; `null` where a value does not ap
               there are more), get and tar: size (after its data), put: size (so far)
 
 Requests in full: exec {attempt, digest, kind ("python" | "shell"), call (the call's arguments() of sandboxes.spec),
-timeout (s), cap (characters), queued (time the caller asked)}; cancel {attempt, why ("cancel" | "operator")};
+timeout (s), cap (characters), queued (time the caller asked), acked? (as the attempts of an `ack`, which is not
+answered; to an agent whose hello has `acks`)}; cancel {attempt, why ("cancel" | "operator")};
 files {op: "list", path} | {op: "get", path, limit} | {op: "tar", path, limit} | {op: "put", path, upload (an id),
 offset, piece (base64), last (bool)} | {op: "remove", path}; paths are relative to the data directory or absolute
 below it. A put writes aside and renames at `last`.
@@ -123,7 +125,7 @@ def _unserializable(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
+def _codec() -> tuple[Callable[[object, int], tuple[str, ...]], Callable[[str], object]]:
     """The halves of `json` that are written in C: the package around them takes as long to import as the whole rest of
     the agent. Another implementation of Python, or a later one that moved them, gets the package."""
     try:
@@ -135,10 +137,8 @@ def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
     except (ImportError, TypeError):
         import json
 
-        return (
-            lambda value: json.dumps(value, separators=(",", ":"), allow_nan=False),
-            lambda text: json.loads(text, parse_constant=_constant),
-        )
+        plain = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        return lambda value, _level: (plain(value),), lambda text: json.loads(text, parse_constant=_constant)
 
     def load(text: str) -> object:
         text = text.strip(" \t\r\n")
@@ -152,16 +152,16 @@ def _codec() -> tuple[Callable[[object], str], Callable[[str], object]]:
             raise ValueError("more than one value")
         return value
 
-    return lambda value: "".join(encoder(value, 0)), load
+    return encoder, load
 
 
-_dumps, _loads = _codec()
+_encoder, _loads = _codec()
 
 
 def encode(frame: dict[str, object]) -> bytes:
     """One line. ASCII only, so that a line never contains a raw newline or a lone surrogate. Raises ValueError for a
     number that JSON does not have."""
-    return _dumps(frame).encode("ascii") + b"\n"
+    return "".join(_encoder(frame, 0)).encode("ascii") + b"\n"
 
 
 def parse(line: bytes) -> dict[str, object]:
@@ -177,9 +177,14 @@ def parse(line: bytes) -> dict[str, object]:
 
 def decode(line: bytes, kinds: frozenset[str]) -> dict[str, object]:
     """The frame of a line. Raises FrameError unless it is an object whose `t` is one of `kinds`."""
-    frame = parse(line)
+    try:  # as `parse`, and without another call: this is done for every frame
+        frame = _loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not JSON: {error.__class__.__name__}") from None
+    if type(frame) is not dict:
+        raise FrameError("not an object")
     kind = frame.get("t")
-    if not isinstance(kind, str) or kind not in kinds:
+    if type(kind) is not str or kind not in kinds:
         raise FrameError("unknown kind of frame")
     return frame
 

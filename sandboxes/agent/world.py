@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import sys
+from itertools import islice
 from sys import getprofile, getrecursionlimit, gettrace, setprofile, setrecursionlimit, settrace
 
 from . import pristine
@@ -24,6 +26,9 @@ globals()["__builtins__"] = BUILTINS
 
 # Below this the engine's own calls fail.
 _LOWEST_RECURSION_LIMIT = 200
+# As they follow each other in their dictionaries while nobody has taken one away: to compare these with what is there
+# now looks at no name, and costs a fraction of looking each of them up.
+_VALUES = tuple(BUILTINS.values())
 
 
 class World:
@@ -38,12 +43,18 @@ class World:
         self.main: ModuleType = type(sys)("__main__")
         self.namespace = vars(self.main)
         self.namespace.update(__builtins__=builtins, __doc__=None)
+        self._disturbed = True
+        self._played = False
+        self._names: tuple[str, ...] = ()
         self._trace: Any = None
         self._profile: Any = None
 
     def prepare(self) -> str | None:
         """Before a cell. Returns a sentence for the model when something it relies on had to change."""
-        self.streams.restore()
+        if self._disturbed or self._played or _thread._count():
+            self.streams.restore()
+        else:
+            self.streams.restore_objects()
         if self._modules.get("__main__") is not self.main:
             self._modules["__main__"] = self.main
         self.namespace["__builtins__"] = builtins
@@ -53,6 +64,10 @@ class World:
         except OSError:
             return self._go_home()
         return None
+
+    def disturbed(self) -> None:
+        """Something of the user's ran between two cells: what the last repair has found may not be so any more."""
+        self._disturbed = True
 
     def _go_home(self) -> str:
         for place in (self._home, "/"):
@@ -71,14 +86,18 @@ class World:
         """
         try:
             interrupts.armed = True
-            settrace(self._trace)
-            setprofile(self._profile)
+            if self._trace is not None:
+                settrace(self._trace)
+            if self._profile is not None:
+                setprofile(self._profile)
             return eval(code, self.namespace)
         finally:
             self._profile = getprofile()
-            setprofile(None)
+            if self._profile is not None:
+                setprofile(None)
             self._trace = gettrace()
-            settrace(None)
+            if self._trace is not None:
+                settrace(None)
             interrupts.armed = False
 
     def stop_tracing(self) -> None:
@@ -90,7 +109,10 @@ class World:
     def repair(self) -> str | None:
         """After a cell. Returns a sentence that names what was put back."""
         repaired = []
+        self._disturbed = False
         if self.streams.restore():
+            # A stream of the user's that goes only now takes its descriptor with it.
+            self._played = True
             repaired.append("standard streams")
         if self._repair_builtins():
             repaired.append("builtins")
@@ -107,7 +129,7 @@ class World:
     def _repair_builtins(self) -> bool:
         """Puts back what is gone or no longer callable; a `print` of the user's own stays."""
         current = vars(builtins)
-        if BUILTINS.items() <= current.items():  # the usual case, without a Python loop
+        if tuple(islice(current.values(), len(_VALUES))) == _VALUES or BUILTINS.items() <= current.items():
             return False
         broken = [
             name
@@ -122,7 +144,12 @@ class World:
     def _repair_modules(self) -> bool:
         replaced = sys.modules is not self._modules
         sys.modules = self._modules
-        if not replaced and pristine.MODULES.keys() <= self._modules.keys():
+        if len(self._names) != len(pristine.MODULES):
+            self._names = tuple(pristine.MODULES)
+        if not replaced and (
+            tuple(islice(self._modules, len(self._names))) == self._names
+            or pristine.MODULES.keys() <= self._modules.keys()
+        ):
             return False
         missing = [name for name in pristine.MODULES if name not in self._modules]
         for name in missing:

@@ -13,7 +13,7 @@ import abc
 import asyncio
 import contextlib
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sandboxes.spec import Handle, SandboxSpec, Usage
@@ -29,6 +29,31 @@ class Channel(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Closes both directions. Never raises. Called by the client; the sandbox lives on."""
+
+
+class PromptReader(asyncio.StreamReader):
+    """A reader whose user may take what arrives in the very moment, without a task that wakes up for it.
+
+    While `read` waits, `taker` is given every piece, and gives back what is to be read: b"" when it has taken all.
+    """
+
+    taker: Callable[[bytes], bytes] | None = None
+    _waits = False
+
+    async def read(self, n: int = -1) -> bytes:
+        self._waits = True
+        try:
+            return await super().read(n)
+        finally:
+            self._waits = False
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # protocols hand over bytes
+        if self._waits and self.taker is not None:
+            data = self.taker(data)
+            if not data:
+                return
+            self._waits = False  # what comes next comes after this
+        super().feed_data(data)
 
 
 class StreamChannel(Channel):

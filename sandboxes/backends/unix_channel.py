@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 
 from sandboxes.agent.wire import MAX_FRAME_TO_HOST
-from sandboxes.backends.base import StreamChannel
+from sandboxes.backends.base import PromptReader, StreamChannel
 from sandboxes.errors import EngineUnavailable, StateLost
 
 # A full backlog is the one reason for which connecting to a unix socket does not end at once.
@@ -41,11 +41,20 @@ async def connect(directory: Path, name: str, nonce: str, *, timeout_s: float) -
         except OSError as error:
             raise StateLost(f"the sandbox's agent cannot be reached: {error.strerror}") from None
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_FRAME_TO_HOST)
+            reader, writer = await streams(connection)
         except BaseException:
             connection.close()
             raise
         return StreamChannel(reader, writer, nonce)
+
+
+async def streams(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As `asyncio.open_unix_connection`, with a reader that can hand on at once."""
+    loop = asyncio.get_running_loop()
+    reader = PromptReader(limit=MAX_FRAME_TO_HOST, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport, _ = await loop.create_unix_connection(lambda: protocol, sock=connection)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def connected(directory: Path, name: str) -> socket.socket:

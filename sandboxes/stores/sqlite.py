@@ -11,6 +11,7 @@ A full disk or a locked file fails the calls of that moment with StoreUnavailabl
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import queue
 import sqlite3
@@ -53,7 +54,6 @@ CREATE TABLE attempts (
     pruned INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (key, attempt)
 ) WITHOUT ROWID;
-CREATE INDEX attempts_by_incarnation ON attempts (incarnation);
 CREATE TABLE resources (
     key TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -62,6 +62,17 @@ CREATE TABLE resources (
     PRIMARY KEY (key, name, part)
 ) WITHOUT ROWID;
 """
+
+# Of ledgers that an earlier version made: what only `prune` has a use for is not kept up to date with every attempt.
+UNUSED = "DROP INDEX IF EXISTS attempts_by_incarnation"
+SETTLED = "(?, ?, ?, ?, ?, ?, ?, ?)"
+SETTLE = (
+    "INSERT INTO attempts (key, attempt, incarnation, digest, registered, ended, receipt, outcome) VALUES {}"
+    " ON CONFLICT (key, attempt) DO UPDATE"
+    " SET ended = excluded.ended, receipt = excluded.receipt, outcome = excluded.outcome WHERE ended IS NULL"
+)
+# Attempts of one statement, largest first. Each gives the interpreter's lock away and has to wait for it again.
+TOGETHER = {count: SETTLE.format(", ".join([SETTLED] * count)) for count in (32, 8, 1)}
 
 
 class _Job(NamedTuple):
@@ -142,8 +153,7 @@ class SqliteStore(Store):
             raise ValueError("an attempt is settled with an outcome")
 
         def work(connection: sqlite3.Connection) -> None:
-            for attempt in attempts:
-                _settle(connection, attempt)
+            _settle(connection, attempts)
 
         await self._do(work)
 
@@ -183,8 +193,9 @@ class SqliteStore(Store):
     async def prune(self, *, closed_before: float, outcomes_before: float) -> int:
         def work(connection: sqlite3.Connection) -> int:
             rows = connection.execute(
-                "DELETE FROM attempts WHERE incarnation IN"
-                " (SELECT incarnation FROM sessions WHERE closed_at IS NOT NULL AND closed_at < ?)",
+                "DELETE FROM attempts WHERE key IN"
+                " (SELECT key FROM sessions WHERE closed_at IS NOT NULL AND closed_at < ?1) AND incarnation IN"
+                " (SELECT incarnation FROM sessions WHERE closed_at IS NOT NULL AND closed_at < ?1)",
                 (closed_before,),
             ).rowcount
             rows += connection.execute(
@@ -263,6 +274,7 @@ class SqliteStore(Store):
             connection = sqlite3.connect(self._path, timeout=self._busy_s, isolation_level=None)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA temp_store = MEMORY")  # what a statement of many rows keeps to undo itself
             if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(found)
             self._migrate(connection)
@@ -283,6 +295,7 @@ class SqliteStore(Store):
             )
         if version == 0:
             connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        connection.execute(UNUSED)
 
     def _unavailable(self, error: sqlite3.Error) -> StoreUnavailable:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -380,21 +393,25 @@ def _insert_attempt(connection: sqlite3.Connection, attempt: AttemptRecord) -> N
     )
 
 
-def _settle(connection: sqlite3.Connection, attempt: AttemptRecord) -> None:
+def _settle(connection: sqlite3.Connection, attempts: Sequence[AttemptRecord]) -> None:
+    rows = [_settled(attempt) for attempt in attempts]
+    at = 0
+    for count, statement in TOGETHER.items():
+        while len(rows) - at >= count:
+            connection.execute(statement, list(itertools.chain.from_iterable(rows[at : at + count])))
+            at += count
+
+
+def _settled(attempt: AttemptRecord) -> tuple[object, ...]:
     assert attempt.outcome is not None
     receipt = attempt.outcome.receipt
-    connection.execute(
-        "INSERT INTO attempts (key, attempt, incarnation, digest, registered, ended, receipt, outcome)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key, attempt) DO UPDATE"
-        " SET ended = excluded.ended, receipt = excluded.receipt, outcome = excluded.outcome WHERE ended IS NULL",
-        (
-            str(attempt.session),
-            attempt.attempt_id,
-            attempt.incarnation,
-            attempt.digest,
-            attempt.registered_at,
-            receipt.ended_at,
-            codec.write_receipt(receipt),
-            codec.write_outcome(attempt.outcome),
-        ),
+    return (
+        str(attempt.session),
+        attempt.attempt_id,
+        attempt.incarnation,
+        attempt.digest,
+        attempt.registered_at,
+        receipt.ended_at,
+        codec.write_receipt(receipt),
+        codec.write_outcome(attempt.outcome),
     )

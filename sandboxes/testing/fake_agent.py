@@ -174,6 +174,8 @@ class FakeAgent:
                 writer.write(b"".join(line.replace(b"%ID%", ident) for line in self.lies))
                 await writer.drain()
             case "exec":
+                for attempt in frame.get("acked", ()):  # type: ignore[attr-defined]  # as for `ack`
+                    self._attempts.pop(str(attempt), None)
                 await self._exec(frame, reply, fail)
             case "attach":
                 found = self._attempts.get(str(frame["attempt"]))
@@ -224,6 +226,7 @@ class FakeAgent:
             "sequence": self._sequence,
             "running": self._running.attempt if self._running else None,
             "kept": [a.attempt for a in self._attempts.values() if a.outcome is not None],
+            "acks": True,
         }
 
     def _state(self) -> str:

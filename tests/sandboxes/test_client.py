@@ -12,6 +12,7 @@ import pytest
 
 from sandboxes import client as client_module
 from sandboxes.agent import wire
+from sandboxes.backends import unix_channel
 from sandboxes.backends.base import StreamChannel
 from sandboxes.client import AgentClient, Bound
 from sandboxes.errors import (
@@ -19,6 +20,7 @@ from sandboxes.errors import (
     CallRefused,
     ChannelLost,
     ChannelStalled,
+    NoCapacity,
     SandboxError,
     StateLost,
     WireError,
@@ -44,7 +46,10 @@ Script = Callable[[dict[str, object], asyncio.StreamWriter], Awaitable[None]]
 
 
 class Peer:
-    """A scripted agent: what it says to each request."""
+    """A scripted agent: what it says to each request. `prompt`: frames are taken as they arrive, where that is
+    possible; else a task reads all of them."""
+
+    prompt = True
 
     def __init__(self, hello: bytes, script: Script) -> None:
         self.requests: list[dict[str, object]] = []
@@ -56,7 +61,8 @@ class Peer:
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=theirs, limit=1 << 26)
         self._task = asyncio.create_task(self._serve(reader, writer))
-        return StreamChannel(*await asyncio.open_connection(sock=ours), nonce="n")
+        opened = unix_channel.streams(ours) if self.prompt else asyncio.open_connection(sock=ours)
+        return StreamChannel(*await opened, nonce="n")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -75,6 +81,11 @@ class Peer:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["prompt", "task"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peer, "prompt", request.param)
 
 
 @pytest.fixture
@@ -292,6 +303,20 @@ async def test_a_file_that_nobody_reads_holds_the_connection_and_not_memory(peer
     await asyncio.sleep(0.05)
     assert max(waiter.frames.qsize() for waiter in client._waiters.values()) <= client_module.PIECES_AHEAD
     assert len([piece async for piece in pieces]) == 99
+    await client.close()
+
+
+@pytest.mark.parametrize("able", [True, False])
+async def test_acknowledgements_go_with_a_call_to_who_takes_them_so(peers: list[Peer], able: bool) -> None:
+    async def script(frame: dict[str, object], writer: asyncio.StreamWriter) -> None:
+        if frame["t"] == "exec":
+            writer.write(wire.encode({"t": "error", "id": frame["id"], "code": "busy", "message": "no"}))
+
+    client = await connected(peers, script, wire.encode({**HELLO, "acks": True} if able else HELLO))
+    with pytest.raises(NoCapacity):
+        await client.execute("a", "d", PythonCall("1"), Bound(1.0), cap=10, queued_at=0.0, acked=["b"])
+    told = [(frame["t"], frame.get("acked"), frame.get("attempts")) for frame in peers[0].requests]
+    assert told[-1:] == [("exec", ["b"], None)] if able else told[-2:] == [("ack", None, ["b"]), ("exec", None, None)]
     await client.close()
 
 

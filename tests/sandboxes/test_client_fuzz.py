@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sandboxes.agent import wire
+from sandboxes.backends import unix_channel
 from sandboxes.backends.base import StreamChannel
 from sandboxes.client import AgentClient, Bound
 from sandboxes.errors import SandboxError
@@ -67,11 +68,12 @@ lines = st.one_of(
 )
 
 
-async def converse(sent: list[bytes]) -> Outcome | SandboxError:
-    """What a host has of an agent that says hello, then these lines, and goes."""
+async def converse(sent: list[bytes], *, prompt: bool) -> Outcome | SandboxError:
+    """What a host has of an agent that says hello, then these lines, and goes. `prompt`: frames are taken as they
+    arrive, where that is possible; else a task reads all of them."""
     ours, theirs = socket.socketpair()
     _, agent = await asyncio.open_connection(sock=theirs)
-    reader, writer = await asyncio.open_connection(sock=ours)
+    reader, writer = await (unix_channel.streams(ours) if prompt else asyncio.open_connection(sock=ours))
     agent.write(json.dumps(HELLO).encode() + b"\n")
     try:
         async with asyncio.timeout(10):
@@ -92,9 +94,9 @@ async def converse(sent: list[bytes]) -> Outcome | SandboxError:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(lines, max_size=6))
-def test_fuzzed_frames_end_in_a_result_or_an_error_of_ours(sent: list[bytes]) -> None:
-    ended = asyncio.run(converse(sent))
+@given(st.lists(lines, max_size=6), st.booleans())
+def test_fuzzed_frames_end_in_a_result_or_an_error_of_ours(sent: list[bytes], prompt: bool) -> None:
+    ended = asyncio.run(converse(sent, prompt=prompt))
     assert isinstance(ended, Outcome | SandboxError)
     if isinstance(ended, Outcome):
         assert ended.receipt.attempt_id == "a"

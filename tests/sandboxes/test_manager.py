@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -12,6 +13,7 @@ import pytest
 
 from sandboxes import client as client_module
 from sandboxes import sandbox as sandbox_module
+from sandboxes.client import _Execution
 from sandboxes.errors import (
     AttemptConflict,
     AttemptExpired,
@@ -28,6 +30,7 @@ from sandboxes.events import ExecutionEvent, Printed, Queued
 from sandboxes.lifecycle import CloseReason, Phase, Transition
 from sandboxes.manager import Attachment, SessionManager
 from sandboxes.owner import Owner
+from sandboxes.session import Run
 from sandboxes.settings import ManagerSettings
 from sandboxes.spec import (
     Cause,
@@ -135,6 +138,24 @@ async def turn(world: World, seconds: float) -> None:
     for _ in range(int(seconds)):
         await world.clock.advance(1)
         await asyncio.sleep(0.001)  # what goes through sockets and tasks of its own
+
+
+async def test_a_call_leaves_nothing_for_the_garbage_collector(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 1")
+    events: list[object] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            await at.run(Execution(PythonCall("x")), events.append)
+        await manager._keeper.settled()
+        assert events
+        left = [found for found in gc.get_objects() if type(found) in (Run, _Execution)]
+        assert len(left) < 5, left  # what the collector has to find costs as much as a tenth of the call
+    finally:
+        gc.enable()
 
 
 # --- retention -------------------------------------------------------------------------------------------------------

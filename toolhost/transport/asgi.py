@@ -29,6 +29,12 @@ async def respond(send: Send, status: int, text: str, headers: Iterable[tuple[st
     await send({"type": "http.response.body", "body": body})
 
 
+async def accept(send: Send) -> None:
+    """202 and no more: a body would be one more write for every call, and its type one more header to look at."""
+    await send({"type": "http.response.start", "status": 202, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
 async def respond_json(send: Send, status: int, value: object, headers: Iterable[tuple[str, str]] = ()) -> None:
     """A short JSON answer."""
     body = json.dumps(value).encode()

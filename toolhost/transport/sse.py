@@ -29,7 +29,7 @@ from toolhost.errors import Refused
 from toolhost.identity import Headers, Named, Refusal, identify, label, named
 from toolhost.mcp_server import Caller, ToolSet, Traced, tools_of
 from toolhost.tracing import context_of
-from toolhost.transport.asgi import Attach, Receive, Scope, Send, address_of, respond
+from toolhost.transport.asgi import Attach, Receive, Scope, Send, accept, address_of
 from toolhost.transport.direct import Direct
 from toolhost.transport.jsonid import IdScanner, find_id, has_half_characters, has_id
 from toolhost.transport.paths import MESSAGES, Endpoint
@@ -244,7 +244,7 @@ class SseTransport:
         body = await _read(receive, self._settings.server.max_body_bytes)
         if body is None:
             return  # the client went in the middle of its message
-        await respond(send, 202, "")  # a body would be one more write for every call
+        await accept(send)
         if isinstance(body, _Oversized):
             await self._oversized(connection, body)
         else:

@@ -125,6 +125,19 @@ def test_another_digest_is_a_conflict_and_an_acknowledged_attempt_does_not_run_a
     assert link.ask("attach", attempt=attempt)["code"] == "unknown"
 
 
+def test_an_execution_brings_acknowledgements_along(agent: Agent, link: Link) -> None:
+    first, ident = link.submit("1")
+    link.until("result", ident=ident)
+    second, ident = link.submit("2", acked=[first, "never"])
+    link.until("result", ident=ident)
+    assert link.ask("attach", attempt=first)["code"] == "unknown"
+    assert agent.hello()[1]["kept"] == [second]
+    for wrong in ("x", [1], {}):
+        _, ident = link.submit("3", acked=wrong)
+        assert link.until("error", "result", ident=ident)["code"] == "bad_request"
+    assert agent.hello()[1]["kept"] == [second]
+
+
 def test_an_execution_outlives_its_connection_and_its_result_is_collected(agent: Agent, link: Link) -> None:
     link.run("x = 41")
     attempt, ident = link.submit("import time\nprint('p')\ntime.sleep(0.2)\nx + 1")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -102,3 +104,25 @@ def test_an_end_that_was_not_told_yet_comes_before_whatever_would_stop_it(how: s
         assert waiter.frames[-1]["notes"] == []
     else:
         assert executions.current is run
+
+
+def test_what_has_ended_and_is_acknowledged_is_gone_at_once() -> None:
+    """Without a search for cycles, that is: memory which waits for one is cold when it is taken again."""
+    loop, performer, waiter = HandLoop(), Performer(), Waiter()
+    executions = Executions(SimpleNamespace(grace_s=1.0), loop, None, Watcher())  # type: ignore[arg-type]
+    performer.executions = executions
+    executions.performers["python"] = performer  # type: ignore[assignment]
+    run = Run("a", "d", "python", {"code": "1"}, 1.0, 1000, 0.0)
+    executions.submit(run, waiter)
+    executions.wrote(b"said")
+    performer.over = True
+    performer.catch_up()
+    executions.attempts.acknowledge("a")
+    gone = weakref.ref(run)
+    performer.run = None
+    gc.disable()
+    try:
+        del run
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -103,3 +106,25 @@ def test_magic_is_seen_only_where_the_parser_stopped(source: str, line: int | No
 )
 def test_name_is_used_from_outside_only_where_the_cell_does_not_make_it(source: str, uses: bool) -> None:
     assert Cell(source, "<cell 1>").uses("display") is uses
+
+
+@pytest.mark.parametrize("source", [" 1", "\t1", "\f 1", "1\n 2"])
+def test_what_only_an_expression_may_begin_with_is_no_cell(source: str) -> None:
+    """A cell that is one expression is compiled as one; it is not to take what a module would not."""
+    with pytest.raises(SyntaxError):
+        compile(source, "<cell 1>", "exec")
+    with pytest.raises(SyntaxError):
+        Cell(source, "<cell 1>")
+
+
+@pytest.mark.parametrize(
+    "source", [r"x = '\d'", r"'\d'", r"import '\d'", "1 is 1", "print('a') is 'b'", "assert (1, 2)"]
+)
+def test_what_is_to_be_said_of_a_cell_is_said_once(source: str) -> None:
+    def said(read: Callable[[], object]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught, contextlib.suppress(SyntaxError):
+            warnings.simplefilter("always")
+            read()
+        return [str(warning.message) for warning in caught]
+
+    assert said(lambda: Cell(source, "<cell 1>")) == said(lambda: compile(source, "<cell 1>", "exec"))
