@@ -7,8 +7,11 @@ where it is, never opened by a name (`/dev/fd/N`): the pipe is the agent's, and 
 
 from __future__ import annotations
 
+import fcntl
+import sys
+
 from .loop import READ, WRITE
-from .pipes import Pipe
+from .pipes import FIONREAD, Pipe
 from .system import os
 
 TYPE_CHECKING = False
@@ -53,6 +56,7 @@ class NamedShell:
         self._on_said = on_said
         self._said = b""
         self._unsent = b""
+        self._last_bytes = 0
         script, self._script = os.pipe()
         self._status, status = os.pipe()
         reader, writer = os.pipe()
@@ -85,8 +89,20 @@ class NamedShell:
             # From a variable: a syntax error in an `eval` of literal text upsets bash 5.2's parser for what follows.
             + [f'eval "${_COMMAND}"']
         )
-        self._write(f"{_COMMAND}={quote(command)}\n")
-        self._write(f"{{ {before}\n}} </dev/null {_STATUS}>&-\nprintf '%s\\n' \"$?\" >&{_STATUS}\n")
+        text = f"{_COMMAND}={quote(command)}\n"
+        text += f"{{ {before}\n}} </dev/null {_STATUS}>&-\nprintf '%s\\n' \"$?\" >&{_STATUS}\n"
+        self._last_bytes = len(text.encode("utf-8", "surrogateescape"))
+        self._write(text)
+
+    @property
+    def untaken(self) -> bool:
+        """Whether it has read nothing of the last command. Until `close`."""
+        waiting = bytearray(4)
+        try:
+            fcntl.ioctl(self._script, FIONREAD, waiting)
+        except OSError:  # a kernel that does not tell
+            return False
+        return 0 < self._last_bytes <= int.from_bytes(waiting, sys.byteorder) + len(self._unsent)
 
     def close(self) -> None:
         for fd in (self._status, self._script):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CAPACITY = 1 << 20
 _CHUNK = 1 << 16  # a buffer of more is mapped and unmapped for every read
 
-_FIONREAD = 0x541B  # of termios, which is not worth loading
+FIONREAD = 0x541B  # of termios, which is not worth loading
 _waiting = bytearray(4)
 
 
@@ -66,7 +66,7 @@ class Pipe:
         """As `drain`, where its end is of no interest: an empty pipe is the usual case, and looked at for little."""
         if self._fd >= 0:
             try:
-                fcntl.ioctl(self._fd, _FIONREAD, _waiting)
+                fcntl.ioctl(self._fd, FIONREAD, _waiting)
             except OSError:  # a kernel that does not tell
                 self.drain()
                 return

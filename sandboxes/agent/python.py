@@ -108,7 +108,7 @@ class Python:
         self._children.expect(interpreter.pid, lambda status, peak: self._died(interpreter, status, peak))
 
     def _take_early(self) -> Early | None:
-        """The one that was forked at the start, once, if it can become an interpreter of this configuration."""
+        """The one that was started at the start, once, if it can become an interpreter of this configuration."""
         early, self._early = self._early, None
         if early is not None and not early.fits(self._config):
             early.dismiss()
@@ -137,6 +137,8 @@ class Python:
 
     def _died(self, interpreter: Interpreter, status: int, peak_bytes: int) -> None:
         interpreter.doomed = True
+        if not interpreter.condemned:
+            interpreter.hear()  # what it has said last, or that it has not read all
         interpreter.output.drain()
         interpreter.close()
         self._loop.cancel(self._start_timer)
@@ -208,7 +210,12 @@ class Python:
                 self._run = None
                 run.state = "lost"  # there is no interpreter that could keep it
                 raise
-        if self._interpreter is not None and self._interpreter.ready and not self._interpreter.condemned:
+        interpreter = self._interpreter
+        if interpreter is None or not interpreter.ready or interpreter.condemned:
+            return
+        if interpreter.closed or interpreter.doomed:  # it has just died, and its death has not been seen yet
+            interpreter.kill()
+        else:
             self._begin(run)
 
     def rungs(self, run: Run) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
@@ -316,6 +323,12 @@ def _explain(run: Run, interpreter: Interpreter, status: int) -> None:
         run.note(
             "The interpreter was ended, because code of an earlier call had answered in its own place and did not stop."
             " The code of this call did not run; variables are lost."
+        )
+    elif interpreter.unread:
+        run.ending = "never_started"
+        run.note(
+            f"The interpreter had ended ({_status(status)}) before it took the code of this call, which did not run;"
+            " variables are lost."
         )
     elif interpreter.misused:
         run.note("The interpreter was ended, because something wrote to its control channel.")

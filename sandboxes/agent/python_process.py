@@ -56,6 +56,8 @@ class Interpreter:
         self.ready = False
         self.used = False
         """It has run a cell: its end loses variables."""
+        self.unread = False
+        """It has ended without reading all that it was sent, and so without running the cell that it was sent last."""
         self.doomed = False
         self.condemned = False
         """It was killed, and its death has not been seen yet: it is sent no more."""
@@ -169,12 +171,17 @@ class Interpreter:
         except BlockingIOError:
             sent = 0
         except OSError:
+            self.unread = True
             self.close()
             return
         self._unsent = self._unsent[sent:]
         if bool(self._unsent) != self._writing:
             self._writing = not self._writing
             self._loop.watch(self._fd, READ | WRITE if self._writing else READ, self._io)
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
 
     def hear(self) -> None:
         """Takes in what it has said already."""
@@ -186,7 +193,8 @@ class Interpreter:
             data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError as error:
+            self.unread = isinstance(error, ConnectionResetError)
             data = b""
         if not data:
             self.close()
@@ -217,4 +225,4 @@ class Interpreter:
         self.condemned = self.ready  # one that talks nonsense at its start is no interpreter, and nor is the next
         self._received = b""
         self.close()
-        send(self.pid, 9)
+        self.signal(9)

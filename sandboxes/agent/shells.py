@@ -237,13 +237,20 @@ class Shells:
         run = self._run if shell is self._shell else None
         if run is not None and run.why is not None:
             self._ender.end_below([shell.pid])
+        untaken = shell.untaken
         shell.output.drain()
         shell.close()
         if not shell.output.closed:
             self._keep_reading(shell.output)
         if self._named.get(name) is shell:
             del self._named[name]
-        if run is not None:
+        if run is not None and untaken:
+            run.note(
+                f"The shell {name!r} had ended before it took the command, which did not run; its directory, variables"
+                " and jobs are gone, and the next call opens a new one."
+            )
+            self._finish(run, None, status)
+        elif run is not None:
             run.note(
                 f"The shell {name!r} has ended, and its directory, variables and jobs with it;"
                 " the next call opens a new one."
@@ -256,12 +263,15 @@ class Shells:
 
     # --- its end
 
-    def _finish(self, run: Run, exit_code: int, status: int = 0) -> None:
+    def _finish(self, run: Run, exit_code: int | None, status: int = 0) -> None:
+        """`exit_code`: None where it did not run."""
         run.exit_code = exit_code
         if run.why is not None:
             run.stopped("kept")
         elif status & 0x7F and self._shell is None:
             run.died(status, None, "kept")
+        elif exit_code is None:
+            run.ending = "never_started"
         else:
             run.ending = "ok" if exit_code == 0 else "raised"
         self._ender.adopt(self._before, [*self.pids, *self._ours()])

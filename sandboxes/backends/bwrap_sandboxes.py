@@ -72,12 +72,18 @@ class Sandboxes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check_isolation(self, timeout_s: float) -> None:
-        """Runs a command that sees what every sandbox sees. Raises EngineUnavailable unless it is isolated."""
-        if self.rights is not None:
-            self.rights.stage.enter()
+        """Runs a command that sees what every sandbox sees. Raises EngineUnavailable unless it is isolated; OSError
+        where the machine is at an end."""
         uid = self.rights.uid_range.first if self.rights is not None else os.geteuid()
         arguments = [*self.view.arguments(Limits()), "--remount-ro", "/", "--", *PROBE]
-        said = bwrap_process.run([str(self.binary), *arguments], self._identity(uid), timeout_s)
+        try:
+            if self.rights is not None:
+                self.rights.stage.enter()
+            said = bwrap_process.run([str(self.binary), *arguments], self._identity(uid), timeout_s)
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                raise
+            raise EngineUnavailable(f"{error.filename}: {error.strerror}") from None
         pid, *lines = said.splitlines() or [""]
         interfaces = {line.partition(":")[0].strip() for line in lines if ":" in line}
         if pid != "1" or interfaces != {"lo"}:

@@ -144,17 +144,17 @@ class Group:
         To move another process, the kernel waits until none of the machine is just starting or ending (some 7 ms); a
         thread that moves itself waits for nobody. A group of version 2 holds only whole processes: nothing is done.
         """
-        homes: list[Path] = []
-        try:
+        with contextlib.ExitStack() as back:
             if self.hierarchies.version == 1:
                 for root, path in self._places(THREAD).items():
                     # In a container without a namespace of control groups, its own is the top of what is mounted.
-                    homes.append(root / path if (root / path / "tasks").exists() else root)
+                    home = root / path if (root / path / "tasks").exists() else root
+                    # Opened now: a host that has no descriptor left must come back as well.
+                    descriptor = _opened(home / "tasks")
+                    back.callback(os.close, descriptor)
+                    back.callback(os.write, descriptor, b"0")
                     _put(root / PARENT / self.name / "tasks", "0")
             yield
-        finally:
-            for home in homes:
-                _put(home / "tasks", "0")
 
     def _places(self, listed: Path) -> dict[Path, str]:
         """Where a process or thread is, below the top of each hierarchy: from its `cgroup` file (cgroups(7))."""
@@ -212,12 +212,17 @@ class Group:
 
 
 def _put(path: Path, text: str) -> None:
-    """Without the layers of a file object: a sandbox's start is a dozen of these. (The tests write to plain files.)"""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    """Without the layers of a file object: a sandbox's start is a dozen of these."""
+    descriptor = _opened(path)
     try:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """To write. (The tests write to plain files.)"""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
 
 
 def _number(directory: Path | None, name: str) -> int | None:

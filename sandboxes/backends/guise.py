@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 from collections.abc import Iterator
@@ -53,12 +54,15 @@ class Guise:
         groups, gids = os.getgroups(), os.getresgid()
         try:
             self._set_groups(setgroups, [])
-            self._call(setresgid, uid, uid, gids[2])
-            self._call(setresuid, uid, uid, 0)
+            self._call("setresgid", setresgid, uid, uid, gids[2])
+            self._call("setresuid", setresuid, uid, uid, 0)
+            if os.getresuid() != (uid, uid, 0) or os.getresgid()[:2] != (uid, uid) or os.getgroups():
+                # Something between here and the kernel has other numbers, or only says that it was done.
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), f"setresuid {uid}")
             yield None
         finally:
-            self._call(setresuid, 0, 0, 0)
-            self._call(setresgid, *gids)
+            self._call("setresuid", setresuid, 0, 0, 0)
+            self._call("setresgid", setresgid, *gids)
             self._set_groups(setgroups, groups)
             # The kernel takes it from the whole process, whichever thread changes: nobody could look at the host's
             # core, and it was not the host that became another.
@@ -67,20 +71,22 @@ class Guise:
     def _give_up_inheritable(self) -> None:
         """And so the ambient ones: both outlast an execve(2)."""
         header, sets = _Header(CAPABILITIES_3, 0), (_Set * 2)()
-        self._check(self._libc.capget(ctypes.byref(header), sets))
+        self._check(self._libc.capget(ctypes.byref(header), sets), "capget")
         for part in sets:
             part.inheritable = 0
-        self._check(self._libc.capset(ctypes.byref(header), sets))
+        self._check(self._libc.capset(ctypes.byref(header), sets), "capset")
 
     def _set_groups(self, number: int, groups: list[int]) -> None:
         array = (ctypes.c_uint32 * len(groups))(*groups)
-        self._check(self._libc.syscall(ctypes.c_long(number), ctypes.c_long(len(groups)), array))
+        result = self._libc.syscall(ctypes.c_long(number), ctypes.c_long(len(groups)), array)
+        self._check(result, "setgroups")
 
-    def _call(self, number: int, *ids: int) -> None:
-        self._check(self._libc.syscall(ctypes.c_long(number), *(ctypes.c_long(value) for value in ids)))
+    def _call(self, name: str, number: int, *ids: int) -> None:
+        result = self._libc.syscall(ctypes.c_long(number), *(ctypes.c_long(value) for value in ids))
+        self._check(result, f"{name} {ids[0]}")
 
     @staticmethod
-    def _check(result: int) -> None:
+    def _check(result: int, what: str) -> None:
         if result != 0:
             error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error))
+            raise OSError(error, os.strerror(error), what)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -148,8 +149,9 @@ class RayBackend(Backend):
         return channel
 
     async def poll(self, handle: Handle) -> Status:
+        began = time.monotonic()
         found = await self._at(handle, "poll", LOOK_S)
-        if not found.get("sure") and await self._moved(handle, over=False):
+        if not ray_peer.sure(found, began) and await self._moved(handle, over=False):
             raise NodeGone(GONE, sandbox=handle.sandbox_id)
         return Status(Life(found["life"]), str(found["detail"]), bool(found["out_of_memory"]))
 

@@ -3,7 +3,7 @@
 Above: `ray`. Below: `ray_leases`.
 
 While the head is away nothing moves, and what runs must be reached: then a sandbox is taken for its session's. So the
-head is waited for only shortly, and by one at a time: as long as it owes an answer nobody else waits.
+head is waited for only shortly, and not at all while it owes an answer that was given up.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import itertools
 import json
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from sandboxes.agent.wire import MAX_FRAME_TO_HOST
@@ -48,8 +49,13 @@ async def attach(owner: Owner, place: Place, handle: Handle) -> NodeChannel:
     mac_key = ray_wire.key(owner, ray_wire.ATTACH, handle.sandbox_id)
     reader, writer, answer = await _greeted(place, mac_key, fields, ATTACH_S, MAX_FRAME_TO_HOST)
     channel = NodeChannel(reader, writer, owner.nonce(handle.sandbox_id))
-    channel.sure = answer.get("sure") is True and time.monotonic() - began <= JUST_S
+    channel.sure = sure(answer, began)
     return channel
+
+
+def sure(answer: Mapping[str, Any], began: float) -> bool:
+    """Whether a node's answer to what was asked at `began` (of `time.monotonic`) says that it is sure of a session."""
+    return answer.get("sure") is True and time.monotonic() - began <= JUST_S
 
 
 async def _greeted(

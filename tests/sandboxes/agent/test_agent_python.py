@@ -385,6 +385,32 @@ def test_a_death_between_two_calls_is_told_by_the_next_once(link: Link, agent: A
     assert link.run("1")["state_lost_before"] is None
 
 
+def test_a_call_that_comes_as_the_interpreter_dies_runs_in_the_next_one(link: Link, agent: Agent) -> None:
+    pid = int(link.run("import os; os.getpid()")["value"])
+    os.kill(agent.pid, signal.SIGSTOP)  # so that it hears of both at once
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: gone(pid))
+        _, ident = link.submit("import os; os.getpid()")
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+    result = link.until("result", ident=ident)
+    assert result["receipt"]["ending"] == "ok" and int(result["value"]) != pid
+    assert "died after the previous call (signal 9)" in result["state_lost_before"]
+
+
+def test_a_call_that_a_dying_interpreter_never_took_says_that_it_did_not_run(link: Link) -> None:
+    pid = int(link.run("import os; os.getpid()")["value"])
+    os.kill(pid, signal.SIGSTOP)
+    _, ident = link.submit("open('ran', 'w').close()")
+    link.until("started", ident=ident)
+    os.kill(pid, signal.SIGKILL)
+    result = link.until("result", ident=ident)
+    assert (result["receipt"]["ending"], result["receipt"]["state"]) == ("never_started", "lost")
+    assert "(signal 9) before it took the code of this call, which did not run" in " ".join(result["notes"])
+    assert link.run("import os; os.path.exists('ran')")["value"] == "False"
+
+
 def test_an_interpreter_that_dies_unused_hides_no_earlier_loss_and_is_none_itself(link: Link, agent: Agent) -> None:
     def living() -> list[int]:
         return [pid for pid in children(agent.pid) if not gone(pid)]

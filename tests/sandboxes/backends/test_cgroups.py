@@ -3,6 +3,7 @@ the bubblewrap backend on machines that have it; here both versions are director
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -125,6 +126,24 @@ def test_a_thread_that_entered_a_version_1_group_goes_back_to_where_it_was(
         assert [(directory / "tasks").read_text() for directory in (home, memory, pids)] == ["", "", ""]
         raise OSError("inside")
     assert [(directory / "tasks").read_text() for directory in (home, memory, pids)] == ["0", "", "0"]
+
+
+def test_a_thread_goes_back_also_where_no_file_can_be_opened_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(Hierarchies(1, memory=tmp_path / "memory", pids=tmp_path / "pids"), "s")
+    group.make(LIMITS)
+    homes = [tmp_path / name / "tasks" for name in ("memory", "pids")]
+    for home in homes:
+        home.write_text("")
+    places(monkeypatch, tmp_path, "9:pids:/\n4:memory:/\n")
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, group.entered():
+        patch.setattr(os, "open", refused)
+    assert [home.read_text() for home in homes] == ["0", "0"]
 
 
 def test_a_version_2_group_is_not_entered_by_a_thread(tmp_path: Path) -> None:

@@ -114,3 +114,14 @@ def test_a_program_that_cannot_be_started_leaves_the_thread_root() -> None:
         assert own() == before
 
     in_thread(body)
+
+
+def test_calls_that_only_say_that_they_were_done_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    getuid = {"x86_64": 102, "aarch64": 174}[platform.machine()]  # gives 0
+    monkeypatch.setitem(MACHINES, "another", (getuid, getuid, getuid))
+
+    def body() -> None:
+        with pytest.raises(OSError, match=f"setresuid {UID}"):
+            started(Guise("another"))
+
+    in_thread(body)

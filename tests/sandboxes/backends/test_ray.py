@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sandboxes.backends import ray, ray_doubts, ray_local, ray_names, ray_nodes
+from sandboxes.backends import ray, ray_doubts, ray_local, ray_names, ray_nodes, ray_peer
 from sandboxes.backends.base import Life
 from sandboxes.backends.ray import RayBackend
 from sandboxes.backends.ray_leases import Lease, Leases
@@ -334,6 +334,18 @@ async def test_the_head_is_not_asked_for_what_a_node_is_sure_of(cluster: Cluster
     assert await answers(unaware, handle)
     assert (await unaware.poll(handle)).life is Life.RUNNING
     assert cluster.head.asked == 0
+
+
+async def test_what_a_node_was_sure_of_is_not_relied_on_when_it_was_long_on_its_way(
+    cluster: Cluster, unaware: RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await launch(unaware)
+    await cluster.head.told(cluster.node_of(handle))
+    monkeypatch.setattr(ray_peer, "JUST_S", 0.0)
+    cluster.head.give_up(cluster.node_of(handle))
+    for asked in (unaware.connect(handle), unaware.poll(handle)):
+        with pytest.raises(NodeGone):
+            await asked
 
 
 async def test_a_head_that_owes_an_answer_is_waited_for_once(
