@@ -57,7 +57,7 @@ class Interrupts:
 
 def take() -> None:
     """From here on the first Ctrl-C raises KeyboardInterrupt, and a second one ends the process. Where Ctrl-C is
-    ignored (a shell's background job, nohup), it stays so."""
+    ignored (a script's background job), it stays so, for what is `run` too."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, Interrupts())
 
@@ -83,6 +83,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """As `asyncio.run`: the first Ctrl-C cancels `work`, and raises KeyboardInterrupt when that has cleaned up."""
     import asyncio  # here: what Ctrl-C needs at the start is to be loaded at once
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return asyncio.run(work)
     interrupted = False
 
     async def main() -> T:

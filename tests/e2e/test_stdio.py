@@ -60,6 +60,7 @@ async def test_lines_that_are_no_requests_are_answered_with_an_error(tmp_path: P
         answer = json.loads(await process.stdout.readline())
         assert (answer["id"], answer["error"]["code"]) == (ident, code), line
         assert "Nothing ran." in answer["error"]["message"]
+        assert ("half of a surrogate pair" in answer["error"]["message"]) == (line is half)
     process.stdin.close()
     assert await process.wait() == 0
 

@@ -56,6 +56,7 @@ async def test_a_message_that_is_not_one_gets_an_error_on_the_stream(
         assert message["error"]["code"] == code
         assert message.get("id") == ident
         assert "Nothing ran" in message["error"]["message"]
+        assert ("half of a surrogate pair" in message["error"]["message"]) == (b"\\ud800" in body)
         assert host.manager.sessions == {}
         await still_works(stream)
 

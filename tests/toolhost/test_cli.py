@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,7 +18,7 @@ from toolhost import __version__
 from toolhost.auth import Authenticator
 from toolhost.cli import COMMANDS
 from toolhost.cli.doctor import Finding, examine
-from toolhost.config import load
+from toolhost.config import SandboxSettings, load
 
 HEAVY = ("mcp", "uvicorn", "starlette", "pydantic", "docker")
 
@@ -53,6 +55,11 @@ def test_every_command_has_help(name: str) -> None:
     done = toolhost(name, "--help")
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+def test_the_help_of_serve_names_every_backend() -> None:
+    names = get_args(SandboxSettings.model_fields["backend"].annotation)
+    assert set(names) <= set(re.findall(r"[a-z]+", toolhost("serve", "--help").stdout.partition("--backend")[2][:300]))
 
 
 @pytest.mark.parametrize(

@@ -127,10 +127,16 @@ def test_two_at_once_are_one() -> None:
 
 
 def test_where_ctrl_c_is_ignored_it_stays_so() -> None:
+    async def work() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
+        return "done"
+
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         interrupts.take()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert interrupts.run(work()) == "done"
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -3,7 +3,8 @@
 Above: `html_isolated`. Where tags begin is not known without parsing: comments and scripts look like them, and a
 quotation mark there seems to open a value, which then hides what follows. So every `<` with a letter is read as a tag
 that begins there, each by the rules of the standard's tokenizer. That is linear: two that come to the same place go on
-as one, and at most a few are under way at any place. Tags that close have attributes too, which cost even more.
+as one, at most a few are under way at any place, and what many of them may begin within (names of tags, values without
+quotation marks) is looked through once. Tags that close have attributes too, which cost even more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ ADDED = 10  # attributes of each
 _TAG = re.compile(r"</?[a-zA-Z][^\s/><]*+(?=[\s/<])")  # that may have attributes
 _NAME = re.compile(r"</?[^\s/>]*+")
 _MERGED = re.compile(r"<(?:html|body)\b", re.IGNORECASE)
-_ATTRIBUTE = re.compile(r"[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>\"'][^\s>]*+)?+)?+")
+_FORM = r"[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|{plain})?+)?+"
+_ATTRIBUTE = re.compile(_FORM.format(plain=r"[^\s>\"'][^\s>]*+"))
+_UNTIL_PLAIN = re.compile(_FORM.format(plain=r"([^\s>\"'])"))  # to a value without quotation marks, whose rest is:
+_REST_OF_PLAIN = re.compile(r"[^\s>]*+")
 # One tag after another, as if there were no comments: if no tag is left over, none hides another.
 _IN_TURN = re.compile(
     rf"{_TAG.pattern}[^\s/>]*+(?:{_ATTRIBUTE.pattern}){{0,{MAX_ATTRIBUTES}}}+({_ATTRIBUTE.pattern})?+"
@@ -54,11 +58,12 @@ def _crowds(source: str, most_steps: int | None) -> Iterator[int]:
     heap: list[int] = []
     counts: dict[int, int] = {}  # for each place in `heap`, how many attributes a tag has there, at most
     merged = 0
+    plain = range(0)  # the last value without quotation marks, its end included
     for at, name_end in _begins(source):
         while heap and heap[0] <= at:
             place = heapq.heappop(heap)
             count = counts.pop(place)
-            attribute = _ATTRIBUTE.match(source, place)
+            attribute = _UNTIL_PLAIN.match(source, place)
             if attribute is None:
                 continue  # the tag ends, or the page
             if most_steps is not None:
@@ -66,7 +71,13 @@ def _crowds(source: str, most_steps: int | None) -> Iterator[int]:
             if count >= MAX_ATTRIBUTES or most_steps == 0:
                 yield place
                 continue
-            _meet(heap, counts, attribute.end(), count + 1)
+            end = attribute.end()
+            if attribute.lastindex:
+                if end not in plain:
+                    rest = _REST_OF_PLAIN.match(source, end)
+                    plain = range(end, (rest.end() if rest else end) + 1)
+                end = plain[-1]
+            _meet(heap, counts, end, count + 1)
         count = 0
         if _MERGED.match(source, at):
             merged += 1

@@ -42,10 +42,7 @@ def gateway(
     ] = None,
     keys_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keys, shared by replicas, for reasoning that clients keep.",
-        ),
+        typer.Option(metavar="FILE", help="Keys, for reasoning that clients keep: replicas share a file that exists."),
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file (TOML).")] = None,
     state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="The store's file and the keys.")] = None,

@@ -41,7 +41,7 @@ def serve(
         str | None, typer.Option(metavar="DIR", help="Ledger, owner secret, the sandboxes' files.")
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="auto, bubblewrap or docker. Default auto.")
+        str | None, typer.Option(metavar="NAME", help="auto, bubblewrap, docker or ray. Default auto.")
     ] = None,
     tokens_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Who may connect; see `toolhost tokens`.")

@@ -106,17 +106,18 @@ class Conversations:
             raise previous_not_found(previous)
         unit = Unit.of(found)
         turns = (*unit.turns[: record.position], record.id)
+        kept: list[Change] = []
+        if record.status in UNFINISHED and await self.store.get(turn_key(record.id)) is None:
+            kept.append(_turn(record, self.ttl_s))  # a turn from now on, also when its response is deleted
         if record.status in UNFINISHED and unit.turns == turns[:-1] and not unit.public:
             unit = replace(unit, turns=turns)  # nobody else went on from before it, so its session goes on here
         if unit.turns == turns and unit.busy is None and not unit.public:
             renewed, note = self._renewed(unit)
             renewed = replace(renewed, busy=response_id)
-            changes: tuple[Change, ...] = (renewed.put(self.ttl_s), _pointer(renewed, self.ttl_s))
-            if renewed.container is unit.container:
-                changes = changes[:1]
-            return Place(renewed, turns, note, changes)
+            pointer = [] if renewed.container is unit.container else [_pointer(renewed, self.ttl_s)]
+            return Place(renewed, turns, note, (renewed.put(self.ttl_s), *pointer, *kept))
         summarized = unit.summarized if unit.summarized <= len(turns) else 0
-        return self._fresh(
+        branch = self._fresh(
             response_id,
             principal,
             turns,
@@ -125,6 +126,7 @@ class Conversations:
             summarized=summarized,
             topic=unit.topic,
         )
+        return replace(branch, changes=(*branch.changes, *kept))
 
     def _renewed(self, unit: Unit) -> tuple[Unit, str]:
         """The unit with a session that is not over, and what to tell the model if it is another one."""
@@ -138,10 +140,11 @@ class Conversations:
         """The messages of turns, oldest first, one list a turn. Raises ApiError if one of them has expired."""
         rows = await self.store.get_many([turn_key(one) for one in turns])
         deleted = set(unit.deleted)
-        return [
+        found = [
             await self._asked(turn) if row is None else _messages(row, deleted)
             for turn, row in zip(turns, rows, strict=True)
         ]
+        return _answering(found) if unit.public else found
 
     async def _asked(self, turn: str) -> list[Item]:
         """What is left of a turn that ended before it had said or done anything: what it was asked.
@@ -152,7 +155,7 @@ class Conversations:
         record = None if row is None else ResponseRecord.of(row)
         if record is None or record.status not in UNFINISHED:
             raise previous_not_found(turn)
-        return [item for item in record.input if item["type"] != "reasoning"]
+        return _asked(record)
 
     async def items(self, unit: Unit) -> list[Item]:
         """A conversation's items in the clients' form, oldest first."""
@@ -227,6 +230,16 @@ def _pointer(unit: Unit, ttl_s: float) -> Put:
     return Put(container_key(unit.container.id), data, 0, ttl_s=ttl_s)
 
 
+def _asked(record: ResponseRecord) -> list[Item]:
+    return [item for item in record.input if item["type"] != "reasoning"]
+
+
+def _turn(record: ResponseRecord, ttl_s: float) -> Put:
+    """The turn of a response that ended before it had said or done anything."""
+    data = {"principal": record.principal, "items": _asked(record), "client": None, "final": False}
+    return Put(turn_key(record.id), data, 0, ttl_s=ttl_s)
+
+
 def added(before: Sequence[Item], after: Sequence[Item]) -> list[Item]:
     """What a run added to the messages it began with: those of `after` that are not in `before`, in their order."""
     known = Counter(_canonical(item) for item in before)
@@ -250,3 +263,12 @@ def _messages(row: Row, deleted: set[str]) -> list[Item]:
     if items is None or (client and any(item["id"] in deleted for item in client)):
         return [item for item in client or () if item["id"] not in deleted]
     return list(items)
+
+
+def _answering(turns: list[list[Item]]) -> list[list[Item]]:
+    """Turns without outputs of calls that a client has taken out: there is nothing left that they answer."""
+    calls = {item["call_id"] for items in turns for item in items if item["type"] == "function_call"}
+    return [
+        [item for item in items if item["type"] != "function_call_output" or item["call_id"] in calls]
+        for items in turns
+    ]

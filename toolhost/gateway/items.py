@@ -209,7 +209,7 @@ def once(
     for item in fresh:
         ident, said = item["id"], _said(item)
         if ident in here or ident in known or ident in deleted:
-            again = ident in here or (ident in known and (item["type"] != "message" or known[ident] == said))
+            again = ident in here or known.get(ident) == said
             if again and item["type"] not in _ANSWERS:
                 continue
             item = {**item, "id": ids.new(_PREFIXES[item["type"]])}
@@ -219,11 +219,15 @@ def once(
 
 
 def _said(item: Item) -> tuple[str, ...]:
-    """What is in a message, in whichever of its forms."""
-    content = item.get("content")
+    """What tells an item from others with its id: its type, and of a message what is in it, in any of its forms."""
+    kind, content = item["type"], item.get("content")
+    if kind == "function_call":
+        return kind, item["call_id"]
+    if kind != "message":
+        return (kind,)
     if isinstance(content, str):
-        return (content,)
-    return tuple(str(part.get("text") or part.get("refusal") or part.get("image_url")) for part in content or ())
+        return kind, content
+    return kind, *(str(part.get("text") or part.get("refusal") or part.get("image_url")) for part in content or ())
 
 
 def for_model(items: Sequence[Item], principal: str, sealer: Sealer) -> list[Item]:

@@ -22,6 +22,7 @@ TTL_HEADER = "x-toolhost-ttl"
 NARROWING = frozenset({ALLOW_HEADER, "x-toolhost-deny-domains"})
 """Headers that a client may send to the host's own namespaces."""
 MAX_DOMAINS = 100
+MAX_DOMAIN = 253  # characters that the name of a host may have
 
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SEARCHES = ("web_search", "web_search_preview")
@@ -167,7 +168,7 @@ def _check_search(tool: Mapping[str, Any], place: str) -> None:
     if not (
         isinstance(domains, list)
         and len(domains) <= MAX_DOMAINS
-        and all(isinstance(one, str) and DOMAIN.fullmatch(one) for one in domains)
+        and all(isinstance(one, str) and len(one) <= MAX_DOMAIN and DOMAIN.fullmatch(one) for one in domains)
     ):
         raise bad_request(
             f"{place}.filters.allowed_domains must be a list of up to {MAX_DOMAINS} host names",

@@ -168,6 +168,9 @@ class Run:
         # By its status, not its version: this run may be writing the row at this very moment.
         if row is None or row.data["status"] not in OPEN:
             self.cancel()
+            if not self.begun:  # it waits for its turn, which need not come any more
+                await self._adopt_end()
+                self.feed.end()
 
     # --- the loop's observer -----------------------------------------------------------------------------------------
 
@@ -402,6 +405,12 @@ def failing(
     for number, event in enumerate(events, start):
         event["sequence_number"] = number
     return [entry(event["type"], json.dumps(event)) for event in events], response
+
+
+def queued(record: ResponseRecord) -> str:
+    """The one entry in the log of a response that ends before it began: whoever follows it learns what it was."""
+    created = {"type": "response.created", "response": record.response, "sequence_number": 0}
+    return entry("response.created", json.dumps(created))
 
 
 def sealing(replay: Replay) -> tuple[list[str], list[Item]]:

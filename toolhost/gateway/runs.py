@@ -18,7 +18,7 @@ from typing import Any
 from toolhost.gateway.counts import Counts
 from toolhost.gateway.records import OPEN, ResponseRecord, lease_key, response_key, turn_key
 from toolhost.gateway.replay import Replay
-from toolhost.gateway.run import STOPPED, Keep, Run, failing, sealing
+from toolhost.gateway.run import STOPPED, Keep, Run, failing, queued, sealing
 from toolhost.gateway.stores.base import Append, Change, Conflict, Put, Remove, StoreError
 
 log = logging.getLogger("toolhost.gateway")
@@ -155,13 +155,15 @@ class Runs:
     async def cancel(self, record: ResponseRecord) -> ResponseRecord:
         """Cancel a response wherever it runs; one that has ended stays as it is. The record afterwards."""
         while record.status in OPEN:
-            queued = record.status == "queued"
+            waiting = record.status == "queued"
             replay = await self.replay(record.id)
             response = {**current(record, replay), "status": "cancelled"}
-            new = replace(record, status="cancelled", response=response, sealed=queued, request=None)
+            new = replace(record, status="cancelled", response=response, sealed=waiting, request=None)
             changes: list[Change] = [new.put(self.keep.ttl_s)]
-            if queued:
+            line = queued(record)
+            if waiting:
                 changes += [Remove(lease_key(record.id)), *await self._released(record, False)]
+                changes.append(Append(response_key(record.id), 0, [line]))
             else:
                 known = await self.keep.store.get(cancel_key(record.id))
                 version = 0 if known is None else known.version
@@ -178,7 +180,8 @@ class Runs:
             run = self._running.get(record.id)
             if run is not None:
                 run.cancel()
-                if queued:
+                if waiting:
+                    run.feed.add(line)
                     run.feed.end()
                     if not run.done.done():
                         run.done.set_result(response)

@@ -7,7 +7,7 @@ and is tried again on the newer version, so that a turn that ends meanwhile is n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,9 @@ class Talks:
         )
         changes: list[Change] = []
         if items:
-            turn, changes = await self._turn(principal, items, ())
+            complete = await self._complete(principal, items)
+            _fit(complete, (), ())
+            turn, changes = _turn(principal, complete)
             unit = replace(unit, turns=(turn,))
         pointer = {"principal": principal, "session": unit.container.session}
         await self._store.write(unit.put(None), Put(container_key(unit.container.id), pointer, 0), *changes)
@@ -49,7 +51,10 @@ class Talks:
         return await self._conversations.get(ident, principal)
 
     async def update(self, ident: str, principal: str, metadata: dict[str, str]) -> Unit:
-        return await self._change(ident, principal, lambda unit: replace(unit, metadata=metadata))
+        async def changed(unit: Unit) -> Unit:
+            return replace(unit, metadata=metadata)
+
+        return await self._change(ident, principal, changed)
 
     async def delete(self, ident: str, principal: str) -> None:
         unit = await self.get(ident, principal)
@@ -64,13 +69,15 @@ class Talks:
         )
 
     async def add(self, ident: str, principal: str, items: Sequence[Mapping[str, Any]]) -> list[Item]:
-        unit = await self.get(ident, principal)
-        there = [item["id"] for item in await self._conversations.items(unit)]
-        turn, changes = await self._turn(principal, items, [*there, *unit.deleted])
-        await self._change(ident, principal, lambda unit: replace(unit, turns=(*unit.turns, turn)), changes)
-        first = changes[0]
-        assert isinstance(first, Put)
-        return list(first.data["client"])
+        complete = await self._complete(principal, items)
+        turn, rows = _turn(principal, complete)
+
+        async def longer(unit: Unit) -> Unit:
+            _fit(complete, await self._conversations.items(unit), unit.deleted)
+            return replace(unit, turns=(*unit.turns, turn))
+
+        await self._change(ident, principal, longer, rows)
+        return complete
 
     async def items(self, ident: str, principal: str) -> list[Item]:
         return await self._conversations.items(await self.get(ident, principal))
@@ -82,32 +89,21 @@ class Talks:
         raise not_found("Item", item_id[:128])
 
     async def remove(self, ident: str, principal: str, item_id: str) -> Unit:
-        await self.item(ident, principal, item_id)
-        return await self._change(ident, principal, lambda unit: replace(unit, deleted=(*unit.deleted, item_id)))
+        async def shorter(unit: Unit) -> Unit:
+            if all(item["id"] != item_id for item in await self._conversations.items(unit)):
+                raise not_found("Item", item_id[:128])
+            return replace(unit, deleted=(*unit.deleted, item_id))
 
-    async def _turn(
-        self, principal: str, items: Sequence[Mapping[str, Any]], there: Sequence[str]
-    ) -> tuple[str, list[Change]]:
-        """Items as a turn of their own: its id, and the rows to write, the turn's first. Raises ApiError."""
-        complete = await resolved(checked(items, RandomIds(), "items"), principal, self._store)
-        known = set(there)
-        for number, item in enumerate(complete):
-            if item["id"] in known:
-                raise bad_request(
-                    f"items[{number}]: the conversation has, or had, an item with id '{item['id']}'",
-                    "items",
-                    "duplicate_item",
-                )
-            known.add(item["id"])
-        turn = f"items_{secrets.token_hex(16)}"
-        data = {"principal": principal, "items": None, "client": complete, "final": True}
-        return turn, [Put(turn_key(turn), data, 0)]
+        return await self._change(ident, principal, shorter)
+
+    async def _complete(self, principal: str, items: Sequence[Mapping[str, Any]]) -> list[Item]:
+        return await resolved(checked(items, RandomIds(), "items"), principal, self._store)
 
     async def _change(
-        self, ident: str, principal: str, change: Callable[[Unit], Unit], more: Sequence[Change] = ()
+        self, ident: str, principal: str, change: Callable[[Unit], Awaitable[Unit]], more: Sequence[Change] = ()
     ) -> Unit:
         for _ in range(ATTEMPTS):
-            unit = change(await self.get(ident, principal))
+            unit = await change(await self.get(ident, principal))
             try:
                 await self._store.write(unit.put(None), *more)
             except Conflict as conflict:
@@ -116,6 +112,35 @@ class Talks:
                 continue
             return unit
         raise ApiError(409, "too many changes of this conversation at the same moment; try again")
+
+
+def _turn(principal: str, items: list[Item]) -> tuple[str, list[Change]]:
+    """Items as a turn of their own: its id, and the row to write."""
+    turn = f"items_{secrets.token_hex(16)}"
+    data = {"principal": principal, "items": None, "client": items, "final": True}
+    return turn, [Put(turn_key(turn), data, 0)]
+
+
+def _fit(items: Sequence[Item], there: Sequence[Item], deleted: Sequence[str]) -> None:
+    """Whether items may follow those of a conversation: what answers nothing would make every later response fail.
+
+    Raises ApiError.
+    """
+    taken = {*(item["id"] for item in there), *deleted}
+    calls = {item["call_id"] for item in (*there, *items) if item["type"] == "function_call"}
+    requests = {item["id"] for item in (*there, *items) if item["type"] == "mcp_approval_request"}
+    for number, item in enumerate(items):
+        place = f"items[{number}]"
+        if item["id"] in taken:
+            what = f"{place}: the conversation has, or had, an item with id '{item['id']}'"
+            raise bad_request(what, "items", "duplicate_item")
+        taken.add(item["id"])
+        if item["type"] == "function_call_output" and item["call_id"] not in calls:
+            what = f"{place}: the conversation has no call '{item['call_id'][:128]}' whose output this could be"
+            raise bad_request(what, "items", "invalid_value")
+        if item["type"] == "mcp_approval_response" and item["approval_request_id"] not in requests:
+            what = f"{place}: the conversation has no approval request '{item['approval_request_id'][:128]}'"
+            raise bad_request(what, "items", "invalid_value")
 
 
 def shown(unit: Unit) -> dict[str, Any]:

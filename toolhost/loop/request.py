@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from openai.types.responses import Response
@@ -130,15 +130,22 @@ def resolve_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[Namespace], 
                     tool.get("strict"),
                 )
             case "code_interpreter":
-                namespaces["python"] = Namespace("python", "code")
+                _name_once(namespaces, Namespace("python", "code"))
             case kind if kind in _SEARCH_TYPES:
-                namespaces["browser"] = Namespace("browser", "search", headers=_domains(tool))
+                _name_once(namespaces, Namespace("browser", "search", headers=_domains(tool)))
             case "mcp":
-                namespace = _mcp_namespace(tool)
-                namespaces[namespace.name] = namespace
+                _name_once(namespaces, _mcp_namespace(tool))
             case other:
                 raise RequestError(f"tools of type {other!r} are not supported", "tools")
     return list(namespaces.values()), list(functions.values())
+
+
+def _name_once(namespaces: dict[str, Namespace], new: Namespace) -> None:
+    """Add a namespace. Raises RequestError where it is there with limits that would then not hold."""
+    before = namespaces.get(new.name, new)
+    if before != Namespace(before.name, before.kind) and replace(before, kind=new.kind) != new:
+        raise RequestError(f"tools: {new.name!r} is named twice, with different limits or headers", "tools")
+    namespaces[new.name] = new
 
 
 def resolve_choice(choice: str | Mapping[str, Any], toolbox: Toolbox) -> str:
@@ -157,6 +164,8 @@ def resolve_choice(choice: str | Mapping[str, Any], toolbox: Toolbox) -> str:
             names = [name for key, name in toolbox.names.items() if wanted in (key, (key[0], None))]
         case _ if namespace:
             names = [name for key, name in toolbox.names.items() if key[0] == namespace]
+        case other if other not in ("function", "mcp"):
+            raise RequestError(f"tool_choice of type {str(other)[:64]!r} is not supported", "tool_choice")
     if not names:
         raise RequestError(f"tool_choice names a tool that is not among the tools: {dict(choice)}", "tool_choice")
     return names[0] if len(names) == 1 else "required"
@@ -175,6 +184,8 @@ def _mcp_namespace(tool: Mapping[str, Any]) -> Namespace:
     match tool.get("require_approval"):
         case "always":
             approval = "always"
+        case {"never": {"tool_names": [*names]}, "always": {"tool_names": [*asked]}}:
+            approval, exempt = "always", frozenset(names).difference(asked)
         case {"never": {"tool_names": [*names]}}:
             approval, exempt = "always", frozenset(names)  # what is not named there is asked for
         case {"always": {"tool_names": [*names]}}:
@@ -193,4 +204,8 @@ def _mcp_namespace(tool: Mapping[str, Any]) -> Namespace:
 def _domains(tool: Mapping[str, Any]) -> dict[str, str]:
     """The domains that a search is narrowed to, as a tool host is told of them."""
     allowed = (tool.get("filters") or {}).get("allowed_domains")
-    return {ALLOW_HEADER: ",".join(allowed)} if allowed else {}
+    try:
+        plain = [one if one.isascii() else one.encode("idna").decode() for one in allowed or ()]
+    except UnicodeError:
+        raise RequestError("tools: allowed_domains has a name that no host can have", "tools") from None
+    return {ALLOW_HEADER: ",".join(plain)} if plain else {}

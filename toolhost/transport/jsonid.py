@@ -130,3 +130,14 @@ def find_id(body: bytes) -> str | int | None:
     scanner = IdScanner()
     scanner.feed(body)
     return scanner.end()
+
+
+def has_half_characters(message: bytes | str) -> bool:
+    """Whether a message is JSON, but for halves of surrogate pairs, which JavaScript sends."""
+    try:
+        json.dumps(json.loads(message), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        pass
+    return False

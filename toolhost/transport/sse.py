@@ -31,7 +31,7 @@ from toolhost.mcp_server import Caller, ToolSet, Traced, tools_of
 from toolhost.tracing import context_of
 from toolhost.transport.asgi import Attach, Receive, Scope, Send, accept, address_of
 from toolhost.transport.direct import Direct
-from toolhost.transport.jsonid import IdScanner, find_id, has_id
+from toolhost.transport.jsonid import IdScanner, find_id, has_half_characters, has_id
 from toolhost.transport.paths import MESSAGES, Endpoint
 from toolhost.transport.streams import PING, Inbox, Outbox
 
@@ -262,6 +262,8 @@ class SseTransport:
         except ValidationError as error:
             malformed = error.errors(include_url=False, include_input=False)[0]["type"] == "json_invalid"
             code, what = (PARSE_ERROR, "is not valid JSON") if malformed else (INVALID_REQUEST, "is not JSON-RPC 2.0")
+            if malformed and has_half_characters(body):
+                what = "has half of a surrogate pair, which is no character"
             await connection.outbox.send_error(find_id(body), code, f"The message {what}. Nothing ran.")
             return
         if isinstance(message, JSONRPCNotification) and has_id(body):

@@ -20,7 +20,7 @@ from sandboxes.spec import KeyKind, Retention, SessionKey, SessionRequest
 from toolhost.auth import ANONYMOUS
 from toolhost.mcp_server import Caller
 from toolhost.transport.asgi import Attach
-from toolhost.transport.jsonid import can_be_answered, find_id
+from toolhost.transport.jsonid import can_be_answered, find_id, has_half_characters
 from toolhost.transport.streams import Inbox
 
 NOTIFICATIONS = "notifications/"  # how the names of all of them begin, in every version of MCP
@@ -52,8 +52,7 @@ async def _pump(
     try:
         async for item in read:
             if isinstance(item, Exception):
-                what = "The line is not a JSON-RPC 2.0 message. Nothing ran."
-                await write.send(_error(INVALID_REQUEST if _is_json(item) else PARSE_ERROR, what, _id_of(item)))
+                await write.send(_error(*_fault(item), _id_of(item)))
             elif isinstance(item.message, JSONRPCNotification) and not item.message.method.startswith(NOTIFICATIONS):
                 # No client notifies of these: it is a request, and its id is none, or missing.
                 await write.send(_error(INVALID_REQUEST, "The id must be a string or an integer. Nothing ran."))
@@ -63,8 +62,14 @@ async def _pump(
         inbox.close()
 
 
-def _is_json(error: Exception) -> bool:
-    return isinstance(error, ValidationError) and error.errors(include_input=False)[0]["type"] != "json_invalid"
+def _fault(error: Exception) -> tuple[int, str]:
+    """What is wrong with a line, as code and text."""
+    found = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
+    if found is not None and found["type"] != "json_invalid":
+        return INVALID_REQUEST, "The line is not a JSON-RPC 2.0 message. Nothing ran."
+    if found is not None and has_half_characters(str(found["input"])):
+        return PARSE_ERROR, "The line has half of a surrogate pair, which is no character. Nothing ran."
+    return PARSE_ERROR, "The line is not valid JSON. Nothing ran."
 
 
 def _id_of(error: Exception) -> str | int | None:

@@ -42,6 +42,7 @@ CROWDS: dict[str, Callable[[int], str]] = {
 OTHERS: dict[str, Callable[[int], str]] = {
     "names": lambda n: "<a" * n + " ",
     "values": lambda n: "<a x=\"<b y='" * n,
+    "a value without quotation marks": lambda n: "<a/b=" * n + " ",
     "an open value": lambda n: "<a b='" + "<a x y " * n,
     "ordinary": lambda n: '<div class="x"><a href="/y" title="<b> z">w</a></div>' * n,
 }

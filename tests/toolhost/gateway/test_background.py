@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import openai
@@ -11,6 +12,8 @@ from tests.toolhost.gateway.conftest import Serve, Served
 from tests.toolhost.gateway.test_responses import READ, SET
 from tests.toolhost.loop.checks import check_response, check_stream
 from tests.toolhost.loop.mcp_double import Double
+from toolhost.gateway.counts import Counts
+from toolhost.gateway.runs import Runs
 
 PYTHON: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
 PAUSED = {"text": "one two three four", "pause": "gate", "pause_at": 1, "chunk": 4}
@@ -169,6 +172,48 @@ async def test_a_response_that_was_cancelled_in_the_queue_can_be_continued(serve
     after = await served.client.responses.create(model="fake", input="3", previous_response_id=queued.id)
     assert after.output_text == "then"
     assert [message["content"] for message in served.model.requests[-1]["messages"]] == ["2", "3"]
+
+
+async def test_a_turn_stays_when_its_response_that_never_ran_is_deleted(serve: Serve) -> None:
+    served = await serve([PAUSED, {"text": "then"}, {"text": "end"}], max_background=1)
+    await served.client.responses.create(model="fake", input="1", background=True)
+    await served.model.reached("gate")
+    queued = await served.client.responses.create(model="fake", input="2", background=True)
+    await served.client.responses.cancel(queued.id)
+    after = await served.client.responses.create(model="fake", input="3", previous_response_id=queued.id)
+    await served.client.responses.delete(queued.id)
+    await served.client.responses.create(model="fake", input="4", previous_response_id=after.id)
+    assert [message["content"] for message in served.model.requests[-1]["messages"]] == ["2", "3", "then", "4"]
+
+
+async def test_the_stream_of_a_response_cancelled_in_the_queue_says_what_it_was(serve: Serve) -> None:
+    served = await serve([PAUSED], max_background=1)
+    first = await served.client.responses.create(model="fake", input="1", background=True)
+    await served.model.reached("gate")
+    stream = await served.client.responses.create(model="fake", input="2", background=True, stream=True)
+    [waiting] = set(served.gateway.runs._running) - {first.id}
+    await served.client.responses.cancel(waiting)
+    for found in (stream, await served.client.responses.retrieve(waiting, stream=True)):
+        [created] = await events_of(found)
+        assert (created.type, created.sequence_number) == ("response.created", 0)
+        assert (created.response.id, created.response.status) == (waiting, "queued")
+
+
+async def test_a_stream_in_the_queue_ends_when_another_gateway_cancels(serve: Serve) -> None:
+    served = await serve([PAUSED, {"text": "third"}], max_background=1, lease_s=1)
+    first = await served.client.responses.create(model="fake", input="1", background=True)
+    await served.model.reached("gate")
+    stream = await served.client.responses.create(model="fake", input="2", background=True, stream=True)
+    runs = served.gateway.runs
+    [waiting] = set(runs._running) - {first.id}
+    elsewhere = Runs(runs.keep, "gw_other", 1, runs.begin, runs.resume, Counts())  # over the same store
+    await elsewhere.cancel(await served.gateway.record(waiting, "anonymous"))
+    async with asyncio.timeout(20):
+        assert [event.type for event in await events_of(stream)] == ["response.created"]
+    third = await served.client.responses.create(model="fake", input="3", background=True)
+    served.model.release("gate")
+    assert (await ended(served, third.id)).output_text == "third"
+    assert len(served.model.requests) == 2
 
 
 async def test_who_continues_a_failed_response_goes_on_in_its_session(serve: Serve, double: Double) -> None:

@@ -76,6 +76,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search", "filters": 5}]}, "tools"),
     ({"tools": [{"type": "web_search", "filters": {"allowed_domains": "example.org"}}]}, "tools"),
     ({"tools": [{"type": "web_search", "filters": {"allowed_domains": ["a.example, b.example"]}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": {"allowed_domains": ["a" * 254]}}]}, "tools"),
+    ({"tools": [{"type": "web_search", "filters": {"allowed_domains": ["ü" * 64]}}]}, "tools"),
     ({"tools": [{"type": "web_search", "filters": {"blocked_domains": ["example.org"]}}]}, "tools"),
     ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools"),
     ({"tools": [{"type": "code_interpreter", "container": "cntr_hers"}]}, "tools"),
@@ -133,6 +135,14 @@ async def test_what_is_wrong_with_an_input_is_said_of_what_it_is(served: Served)
     ):
         answer = await served.http.post("/v1/responses", json={"model": "fake", "input": value})
         assert text in answer.json()["error"]["message"]
+
+
+async def test_a_kind_of_tool_choice_that_is_not_there_is_said_to_be_so(served: Served) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    body = {"model": "fake", "input": "Hi", "tools": [{"type": "function", "name": "f"}], "tool_choice": choice}
+    answer = await served.http.post("/v1/responses", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+    assert answer.json()["error"]["message"] == "tool_choice of type 'allowed_tools' is not supported"
 
 
 async def test_a_body_beyond_the_cap_is_a_413(serve: Serve) -> None:

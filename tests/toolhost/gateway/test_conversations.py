@@ -14,6 +14,8 @@ from tests.toolhost.gateway.conftest import Serve
 from tests.toolhost.gateway.test_responses import PYTHON, READ, SET
 from tests.toolhost.loop.checks import assert_no_extras, check_response
 from toolhost.auth import Scope, mint
+from toolhost.gateway.errors import ApiError
+from toolhost.gateway.talks import Talks
 
 
 async def test_a_conversation_keeps_its_turns_and_its_session(serve: Serve) -> None:
@@ -218,6 +220,16 @@ async def test_a_client_that_gives_every_message_the_same_id_loses_none(serve: S
     assert len(listed) == len(set(listed)) == 4
 
 
+async def test_a_client_that_gives_every_item_the_same_id_loses_none(serve: Serve) -> None:
+    served = await serve([{"text": "ok"}])
+    items: list[Any] = [{"role": "user", "content": "Both?", "id": "fake"}]
+    items += [{"type": "function_call", "id": "fake", "call_id": one, "name": "f", "arguments": "{}"} for one in "ab"]
+    items += [{"type": "function_call_output", "id": "fake", "call_id": one, "output": one} for one in "ab"]
+    await served.client.responses.create(model="fake", input=items)
+    roles = [message["role"] for message in served.model.requests[-1]["messages"]]
+    assert roles == ["user", "assistant", "tool", "tool"]
+
+
 async def test_an_id_is_added_to_a_conversation_once(serve: Serve) -> None:
     served = await serve([])
     message: Any = {"role": "user", "content": "x", "id": "msg_1"}
@@ -228,6 +240,44 @@ async def test_an_id_is_added_to_a_conversation_once(serve: Serve) -> None:
     await conversations.items.delete("msg_1", conversation_id=talk.id)
     with pytest.raises(openai.BadRequestError, match=r"items\[0\]: the conversation has, or had"):
         await conversations.items.create(talk.id, items=[message])
+
+
+async def test_an_id_is_added_once_also_by_two_at_the_same_time(serve: Serve) -> None:
+    served = await serve([])
+    talks = Talks(served.gateway.conversations, served.gateway.store)
+    talk = await talks.create("anonymous", [], {})
+    tries = [talks.add(talk.id, "anonymous", [{"role": "user", "content": "x", "id": "msg_1"}]) for _ in range(8)]
+    refused = [one for one in await asyncio.gather(*tries, return_exceptions=True) if isinstance(one, BaseException)]
+    assert [type(one) for one in refused] == [ApiError] * 7
+    assert [item["id"] for item in await talks.items(talk.id, "anonymous")] == ["msg_1"]
+
+
+CALL: Any = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": "{}"}
+OUTPUT: Any = {"type": "function_call_output", "call_id": "a", "output": "1"}
+CONSENT: Any = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+
+
+@pytest.mark.parametrize("item", [OUTPUT, CONSENT])
+async def test_what_answers_nothing_is_not_added(serve: Serve, item: Any) -> None:
+    served = await serve([{"text": "ok"}])
+    conversations = served.client.conversations
+    with pytest.raises(openai.BadRequestError, match=r"items\[0\]: the conversation has no"):
+        await conversations.create(items=[item])
+    talk = await conversations.create()
+    with pytest.raises(openai.BadRequestError, match=r"items\[0\]: the conversation has no"):
+        await conversations.items.create(talk.id, items=[item])
+    await served.client.responses.create(model="fake", input="Hi", conversation=talk.id)
+
+
+async def test_a_call_that_is_taken_out_takes_its_output_from_the_model(serve: Serve) -> None:
+    served = await serve([{"text": "ok"}] * 2)
+    talk = await served.client.conversations.create(items=[CALL])
+    await served.client.conversations.items.create(talk.id, items=[OUTPUT])
+    for roles in (["assistant", "tool", "user"], ["user", "assistant", "user"]):
+        await served.client.responses.create(model="fake", input="Hi", conversation=talk.id)
+        assert [message["role"] for message in served.model.requests[-1]["messages"]] == roles
+        if roles[0] == "assistant":
+            await served.client.conversations.items.delete("fc_1", conversation_id=talk.id)
 
 
 async def test_a_deleted_conversation_takes_no_items_of_others_with_it(serve: Serve) -> None:

@@ -110,6 +110,10 @@ async def test_images_of_a_call_are_shown_where_the_wire_has_a_place_for_them(di
             {"x-toolhost-allow-domains": "example.org,docs.python.org"},
         ),
         (
+            {"type": "web_search", "filters": {"allowed_domains": ["bücher.example"]}},
+            {"x-toolhost-allow-domains": "xn--bcher-kva.example"},
+        ),
+        (
             {"type": "mcp", "server_label": "browser", "headers": {"X-Toolhost-Deny-Domains": "example.org"}},
             {"x-toolhost-deny-domains": "example.org"},
         ),

@@ -11,7 +11,7 @@ from tests.toolhost.loop.conftest import MakeLoop
 from tests.toolhost.loop.mcp_double import Double
 from toolhost.loop.driver import LoopDriver
 from toolhost.loop.errors import ApprovalError, RequestError
-from toolhost.loop.request import LoopRequest, LoopResult
+from toolhost.loop.request import LoopRequest, LoopResult, resolve_tools
 
 CONTAINER = {"type": "mcp", "server_label": "container", "require_approval": "always"}
 CALL = {"name": "container_exec", "arguments": {"cmd": ["rm", "x"]}}
@@ -145,6 +145,30 @@ async def test_what_is_named_under_never_runs_and_every_other_tool_waits(make_lo
     first = await ask(driver, tools=[files])
     assert double.host.runs == [("files", "read", {"n": 2})]
     assert [one.name for one in first.pending] == ["write"]
+
+
+async def test_what_is_named_under_both_waits(make_loop: MakeLoop, double: Double) -> None:
+    both = {"never": {"tool_names": ["write", "read"]}, "always": {"tool_names": ["write"]}}
+    driver, _ = await make_loop([{"calls": [{"name": "files_write", "arguments": {"n": 1}}]}])
+    first = await ask(driver, tools=[{"type": "mcp", "server_label": "files", "require_approval": both}])
+    assert not double.host.runs
+    assert [one.name for one in first.pending] == ["write"]
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [{**CONTAINER, "server_label": "python"}, {"type": "code_interpreter"}],
+        [{"type": "web_search", "filters": {"allowed_domains": ["example.org"]}}, {"type": "web_search_preview"}],
+        [CONTAINER, {**CONTAINER, "require_approval": "never"}],
+    ],
+)
+def test_a_limit_is_not_lost_to_a_second_mention(tools: list[Any]) -> None:
+    with pytest.raises(RequestError, match="named twice"):
+        resolve_tools(tools)
+    [found], _ = resolve_tools([tools[0], tools[0]])
+    [plain_first], _ = resolve_tools([tools[1], tools[0]])
+    assert plain_first == found
 
 
 async def test_a_filter_for_tools_that_only_read_is_hard_too(make_loop: MakeLoop, double: Double) -> None:
