@@ -29,7 +29,10 @@ from sandboxes.settings import ManagerSettings
 from sandboxes.spec import Handle, Retention, SessionKey, SessionRequest
 from sandboxes.stores.base import AttemptRecord, SessionRecord, Store
 
-SETTLE_DELAY_S = 0.025  # outcomes of so long share one commit, unless somebody waits for it
+# Outcomes of so long share one commit, unless somebody waits for it or a session has so many: those of one session
+# are on one page of the ledger, which is written anew by each commit. Until then the agents have them too.
+SETTLE_DELAY_S = 0.2
+SETTLE_AT = 24
 CLOSING_S = 5.0  # another host's closing of a session is waited for so long, then finished by this one
 CLOSING_POLL_S = 0.02
 MAX_LATE = 64  # outcomes of one session that wait in memory for a store that cannot be written
@@ -508,28 +511,33 @@ class Keeper:
             session.runs.pop(late[0].attempt_id, None)
             session.astray.add(late[0].attempt_id)
         self._unsettled.setdefault(id(run), (session, run))
+        if len(late) >= SETTLE_AT:
+            self._settle_now.set()
         if self._settling is None:
             self._settling = asyncio.create_task(self._settle(), name="store")
 
     async def settled(self) -> None:
         """Returns when what `settle_soon` was given is committed, or could not be: a later sweep tries again."""
-        if self._settling is not None:
-            self._settle_now.set()
-            await asyncio.shield(self._settling)
+        for _ in range(2):  # one batch may be on its way; what is waited for is in it or in the next
+            if self._settling is not None:
+                self._settle_now.set()
+                await asyncio.shield(self._settling)
 
     async def _settle(self) -> None:
+        """Commits one batch. What ended meanwhile has its own delay: under load it would else be a batch for each."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_DELAY_S):
                     await self._settle_now.wait()
-            while self._unsettled:
-                batch, self._unsettled = self._unsettled, {}
-                await self.settle(list(batch.values()))
+            self._settle_now.clear()
+            batch, self._unsettled = self._unsettled, {}
+            await self.settle(list(batch.values()))
         except SandboxError as error:
             self.observer.failed("store", error)
-        finally:
+        except BaseException:
             self._settling = None
-            self._settle_now.clear()
+            raise
+        self._settling = asyncio.create_task(self._settle(), name="store") if self._unsettled else None
 
     async def settle(self, batch: Sequence[tuple[Session, Run]]) -> None:
         """Commits outcomes, then lets the agents forget them. Raises StoreUnavailable; they stay in memory then."""
