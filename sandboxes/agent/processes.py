@@ -47,9 +47,21 @@ def table() -> dict[int, Process]:
 
 def _open_load() -> int:
     try:
-        return os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1
+    if not _newest_pid(load):  # gVisor tells none, and lets user code see what the agent has open
+        os.close(load)
+        return -1
+    return load
+
+
+def _newest_pid(load: int) -> int:
+    """0 where it is not known."""
+    try:
+        return int(os.pread(load, 256, 0).rpartition(b" ")[2])
+    except (OSError, ValueError):
+        return 0
 
 
 # Held open: it is read for every execution.
@@ -64,10 +76,7 @@ class Moment:
 
     def __init__(self) -> None:
         self.tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
-        try:
-            self.newest = int(os.pread(_load, 256, 0).rpartition(b" ")[2])
-        except (OSError, ValueError):
-            self.newest = 0
+        self.newest = _newest_pid(_load)
 
     def precedes(self, process: Process) -> bool:
         return process.started > self.tick or (process.started == self.tick and process.pid > self.newest)
