@@ -17,6 +17,7 @@ import base64
 import binascii
 import contextlib
 import itertools
+import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -177,7 +178,8 @@ class AgentClient:
         self.hello = hello
         self._channel = channel
         self._on_lost = on_lost
-        self._ids = itertools.count(1)
+        # Not from 1: two hosts may hear each other's answers, where a sandbox has one channel (`docker attach`).
+        self._ids = itertools.count(1 + secrets.randbits(48))
         self._waiters: dict[int, _Waiter | _Execution] = {}
         self._failure: SandboxError | None = None
         self._reading: asyncio.Task[None] | None = None
