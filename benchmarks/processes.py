@@ -84,11 +84,20 @@ def cpu_s(pid: int) -> float:
 
 def memory_bytes(pids: Iterable[int]) -> int:
     """What processes take of the machine: pages that they share with others count by their share (PSS)."""
+    return _rollup(pids, "Pss:")
+
+
+def own_memory_bytes(pids: Iterable[int]) -> int:
+    """The part of it that is no file's: a file's pages can be given back at any time."""
+    return _rollup(pids, "Pss_Anon:")
+
+
+def _rollup(pids: Iterable[int], field: str) -> int:
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
+                if line.startswith(field):
                     total += int(line.split()[1]) << 10
     return total
 

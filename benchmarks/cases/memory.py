@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.bench import Bench, session
 from benchmarks.peers import peer
-from benchmarks.processes import everything, memory_bytes, memory_used_bytes, tree
+from benchmarks.processes import everything, memory_bytes, memory_used_bytes, own_memory_bytes, tree
 from benchmarks.raw_client import RawClient
 from benchmarks.samples import Samples
 from benchmarks.tables import Table
@@ -26,7 +26,8 @@ OTHERS_SHARE = 0.05  # of what is measured: by so much the memory of other proce
 ENGINE = ("dockerd", "containerd")
 BY_THE_MACHINE = (
     "Its memory in use after and before, divided by the sessions: agent, interpreter, the engine's shim, the kernel's "
-    "share. One cell has run in each. Where other processes' memory changed meanwhile, it is left out."
+    "share. What the host, the clients and others have grown by is taken off. One cell has run in each. Where other "
+    "processes' memory changed much meanwhile, it is left out."
 )
 BY_PROCESSES = "Each process's own memory, and its part of what it shares; the kernel's left out."
 
@@ -70,15 +71,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Use:
-    """Bytes of the whole machine that are in use, and those of processes that have no part in what is measured."""
+    """Bytes of the whole machine that are in use, those of the host, the engine and the clients, and those of processes
+    that have no part in what is measured."""
 
     machine: int
+    servers: int
     others: int
 
 
 def of_each(before: Use, after: Use, count: int) -> Samples:
     """What each of `count` sessions has taken of the machine, or why that cannot be told."""
-    grown, others = after.machine - before.machine, after.others - before.others
+    others = after.others - before.others
+    grown = after.machine - before.machine - (after.servers - before.servers) - others
     if grown <= 0 or abs(others) > OTHERS_SHARE * grown:
         return Samples(error=f"other processes' memory changed by {others / (1 << 20):+.0f} MiB meanwhile")
     return Samples([grown / count])
@@ -113,9 +117,10 @@ async def _open(host: RunningHost, number: int) -> RawClient:
 
 def _use(host: RunningHost, sandboxes: list[int]) -> Use:
     assert host.process is not None
-    engine = [pid for pid in everything() if _name(pid) in ENGINE]
-    ours = {os.getpid(), *tree(host.process.pid), *sandboxes, *_shims(sandboxes), *engine}
-    return Use(memory_used_bytes(), memory_bytes(pid for pid in everything() if pid not in ours))
+    measured = {*sandboxes, *_shims(sandboxes)}
+    servers = {os.getpid(), host.process.pid, *(pid for pid in everything() if _name(pid) in ENGINE)} - measured
+    others = [pid for pid in everything() if pid not in measured | servers]
+    return Use(memory_used_bytes(), own_memory_bytes(servers), own_memory_bytes(others))
 
 
 def _shims(sandboxes: list[int]) -> set[int]:
