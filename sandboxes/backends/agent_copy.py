@@ -6,10 +6,11 @@ differ), and a sandbox, which cannot write there, would compile everything again
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib.util
-import py_compile
+import marshal
 import secrets
 import shutil
 import sys
@@ -47,15 +48,33 @@ def _copy(programs: Sequence[Path], aside: Path, inside: str, python_version: st
         copy = aside / path.name
         shutil.copyfile(path, copy)
         if same:
-            # An unchecked hash: what is mounted is never changed, and its time need not be kept anywhere.
-            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-            py_compile.compile(
-                str(copy),
-                cfile=importlib.util.cache_from_source(str(copy)),
-                dfile=f"{inside}/{path.name}",
-                doraise=True,
-                optimize=2,  # without texts for people who read it, which every process would hold
-                invalidation_mode=mode,
-            )
+            bytecode = Path(importlib.util.cache_from_source(str(copy)))
+            bytecode.parent.mkdir(exist_ok=True)
+            bytecode.write_bytes(_compiled(copy.read_bytes(), f"{inside}/{path.name}"))
     for path in (aside, *aside.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+class _Unannotated(ast.NodeTransformer):
+    """Without the types of functions, which every process would hold for nobody. Those of classes may be used."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+
+def _compiled(source: bytes, name: str) -> bytes:
+    """The contents of a `.pyc` (PEP 552) with an unchecked hash: what is mounted is never changed, and its time need
+    not be kept anywhere. Without texts for people who read it."""
+    tree = _Unannotated().visit(ast.parse(source, name))
+    code = compile(tree, name, "exec", dont_inherit=True, optimize=2)
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+    return head + marshal.dumps(code)

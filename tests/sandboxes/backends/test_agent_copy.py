@@ -6,6 +6,7 @@ import importlib.util
 import marshal
 import platform
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import sandboxes.agent
@@ -28,6 +29,20 @@ def test_every_program_has_bytecode_that_needs_no_check_and_holds_no_text_for_pe
         assert isinstance(code, types.CodeType)
         assert code.co_filename == f"/inside/{path.name}"
         assert "Above:" not in repr(code.co_consts)
+        assert not any(name == "return" for inner in all_of(code) for name in strings(inner.co_consts))
+
+
+def all_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from all_of(inner)
+
+
+def strings(constants: tuple[object, ...]) -> Iterator[object]:
+    """Those in tuples too, as annotations of functions are."""
+    for constant in constants:
+        yield from strings(constant) if isinstance(constant, tuple) else [constant]
 
 
 def test_another_python_gets_no_bytecode(tmp_path: Path) -> None:
