@@ -20,6 +20,8 @@ from sandboxes.owner import Owner
 from tests.support.host import RunningHost
 
 SETTLE_S = 8.0  # the agent's workers end, and the kernel frees what it had for processes that are gone
+STEADY_BYTES = 2 << 20
+STEADY_ROUNDS = 10
 
 AT_ONCE = 4  # starts
 OTHERS_SHARE = 0.05  # of what is measured: by so much the memory of other processes may change meanwhile
@@ -93,7 +95,7 @@ async def _backend(bench: Bench, name: str, count: int, hosts: dict[str, Samples
         assert host.process is not None
         hosts[f"toolhost, {name}, before any session"] = Samples([float(memory_bytes([host.process.pid]))])
         await _open(host, 0)
-        await asyncio.sleep(SETTLE_S)
+        await _steady()
         before = _use(host, _sandboxes(name, host))
         clients = []
         for some in range(1, count + 1, AT_ONCE):
@@ -107,6 +109,17 @@ async def _backend(bench: Bench, name: str, count: int, hosts: dict[str, Samples
         hosts[f"toolhost, {name}, {count + 1} sessions"] = Samples([float(memory_bytes([host.process.pid]))])
         await asyncio.gather(*(client.close() for client in clients))
         return Found(of_each(before, after, count), processes, shims)
+
+
+async def _steady() -> None:
+    """Waits until the machine's use stands still: the kernel takes long to free what many sandboxes had (their network
+    namespaces go one by one), and what it frees later would be missing from what is measured."""
+    used = 0
+    for _ in range(STEADY_ROUNDS):
+        before, used = used, memory_used_bytes()
+        if abs(used - before) < STEADY_BYTES:
+            return
+        await asyncio.sleep(SETTLE_S)
 
 
 async def _open(host: RunningHost, number: int) -> RawClient:

@@ -456,10 +456,23 @@ class BackendSuite:
             await run(at, "x = 1")
             (handle,) = await other.list_owned()
             running = await started(at, f"{UNTIL_GO}\nx")
-            client = await AgentClient.connect(await other.connect(handle))
-            await client.ping()
-            await client.put_file("go", "u1", 0, b"", last=True)
-            await client.close()
+
+            async def ask(upload: str) -> bool:
+                # Where a channel takes one host at a time the session's own may come back first.
+                with contextlib.suppress(ChannelLost):
+                    client = await AgentClient.connect(await other.connect(handle))
+                    try:
+                        await client.ping()
+                        await client.put_file("go", upload, 0, b"", last=True)
+                    finally:
+                        await client.close()
+                    return True
+                return False
+
+            asked = False
+            for number in range(5):
+                asked = asked or await ask(f"u{number}")
+            assert asked
             assert text_of(await running) == "1"
             assert text_of(await run(at, "x")) == "1"
 
