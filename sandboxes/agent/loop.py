@@ -114,7 +114,7 @@ class Loop:
                 if call is not None:
                     try:  # as `_guard`
                         call(events | READ if events & _BROKEN else events)
-                    except Exception as error:  # noqa: BLE001
+                    except Exception as error:  # noqa: BLE001 - whatever it is
                         report(error)
             if self._timers and monotonic() >= self._due:
                 self._run_timers()
@@ -135,7 +135,7 @@ class Loop:
             for call in calls:
                 try:  # as `_guard`
                     call()
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:  # noqa: BLE001 - whatever it is
                     report(error)
 
     def _run_timers(self) -> None:
@@ -149,7 +149,7 @@ class Loop:
         """A fault of ours in one matter must not take the sandbox, and every other execution's result, with it."""
         try:
             call(*arguments)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - whatever it is
             report(error)
 
 

@@ -248,7 +248,7 @@ class Requests:
         connection.announce({"t": "ok", "id": ident})
 
     def _acknowledge(self, attempts: object) -> None:
-        if not isinstance(attempts, list) or not all([isinstance(attempt, str) for attempt in attempts]):  # noqa: C419
+        if not isinstance(attempts, list) or not all([isinstance(attempt, str) for attempt in attempts]):  # noqa: C419 - cheaper
             raise BadRequest("what is acknowledged is a list of attempt ids")
         for attempt in attempts:
             self._executions.attempts.acknowledge(attempt)
