@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from .config import Config
 
+    Interpreter = Callable[[], Callable[[int, str, list[str], list[str]], None]]
+
 _DESCRIPTORS = 4  # /dev/null, the output pipe twice, the channel
 _INT_BYTES = 4
 _CHANNEL = 3
@@ -89,8 +91,22 @@ def _text(part: bytes) -> str:
     return part.decode("utf-8", "surrogateescape")
 
 
-def start(launcher: str) -> Early | None:
-    """None where no process can be started."""
+def execute(launcher: str) -> Early | None:
+    """Starts it as a program of its own. None where no process can be started."""
+    return _beside(lambda channel: _become(channel, launcher))
+
+
+def fork(interpreter: Interpreter) -> Early | None:
+    """Forks it from this process, which nothing that user code may not see has been told yet. `interpreter`: the
+    launcher's. None where no process can be started."""
+    import gc
+
+    gc.freeze()  # else every collection, here and there, writes to what both have from before
+    return _beside(lambda channel: _split_off(channel, interpreter))
+
+
+def _beside(begin: Callable[[int], NoReturn]) -> Early | None:
+    """`begin`: called in the child, with its end of the channel."""
     ours, theirs = _socket.socketpair()
     try:
         pid = os.fork()
@@ -99,15 +115,10 @@ def start(launcher: str) -> Early | None:
         theirs.close()
         return None
     if pid == 0:
-        _become(theirs.fileno(), launcher)
+        ours.detach()  # all but one are closed by number
+        begin(theirs.detach())
     theirs.close()
     return Early(pid, ours)
-
-
-def started(pid: int, ours: int, theirs: int) -> Early:
-    """The one that runs already, a child of this process. `ours`, `theirs`: both ends of its channel."""
-    os.close(theirs)
-    return Early(pid, _socket.socket(fileno=ours))
 
 
 def _become(channel: int, launcher: str) -> NoReturn:
@@ -119,17 +130,30 @@ def _become(channel: int, launcher: str) -> NoReturn:
         os.set_inheritable(_CHANNEL, True)
         os.closerange(_CHANNEL + 1, 1 << 20)
         os.setsid()
-        os.execv(sys.executable, [sys.executable, "-I", "-B", launcher, "early", str(_CHANNEL)])
+        os.execv(sys.executable, [sys.executable, "-I", "-B", launcher, "early"])
     finally:
         os._exit(127)
 
 
-def wait(channel: int, interpret: Callable[..., None]) -> None:
-    """The new process: becomes an interpreter when it is told to, and then never returns. `interpret`: the
-    launcher's."""
-    _leave_all_but(channel)
-    from .interpreter import main  # while the agent reads its configuration
+def _split_off(channel: int, interpreter: Interpreter) -> NoReturn:
+    """In the child: nothing of the agent's runs on in it, nor stays open."""
+    status = 1
+    try:
+        os.dup2(channel, _CHANNEL)
+        os.closerange(_CHANNEL + 1, 1 << 20)
+        os.setsid()
+        wait(interpreter)
+        status = 0
+    except BaseException as error:  # noqa: BLE001 - whatever it is
+        os.write(2, f"the interpreter did not start: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(status)
 
+
+def wait(interpreter: Interpreter) -> None:
+    """The new process: becomes an interpreter when it is told to, and then never returns. `interpreter`: the
+    launcher's."""
+    interpret = interpreter()  # while the agent reads its configuration
     told = _receive(_socket.socket(fileno=_CHANNEL))
     if told is None:
         return
@@ -148,20 +172,7 @@ def wait(channel: int, interpret: Callable[..., None]) -> None:
     whole.environ.update(environment)
     _set_time_zone(environment)
     os.chdir(told["data"])  # type: ignore[arg-type]
-    interpret(main, 3, told["data"], told["sites"], told["modules"])
-
-
-def _leave_all_but(channel: int) -> None:
-    """Where the agent has not started it, as `_become`; a shell also keeps SIGINT and SIGQUIT from what it starts."""
-    os.dup2(channel, _CHANNEL)
-    os.closerange(_CHANNEL + 1, 1 << 20)
-    if os.getsid(0) != os.getpid():
-        os.setsid()
-    from .signals import forget_inherited, signal
-
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    forget_inherited()
+    interpret(3, told["data"], told["sites"], told["modules"])  # type: ignore[arg-type]
 
 
 def _receive(channel: _socket.socket) -> dict[str, object] | None:

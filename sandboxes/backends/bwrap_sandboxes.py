@@ -144,16 +144,15 @@ class Sandboxes:
 
     def _start(self, record: Record, spec: SandboxSpec, patience: Patience) -> Record:
         directory = self.files.directory(record.handle.key)
-        (ours, theirs), early = socket.socketpair(), socket.socketpair()
+        ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as stack:
-            for channel in (ours, theirs, *early):
-                stack.enter_context(channel)
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
             listener = stack.enter_context(unix_channel.listening(directory, SOCKET))
             log = stack.enter_context((directory / LOG).open("ab"))
             configuration = self.view.configuration(record.handle.sandbox_id, spec, listener.fileno())
-            command = self.view.command(theirs.fileno(), (early[0].fileno(), early[1].fileno()))
-            inside = (theirs, listener, *early)
-            held = self._hold(record, spec.limits, command, inside, log, patience)
+            inside = (theirs, listener)
+            held = self._hold(record, spec.limits, self.view.command(theirs.fileno()), inside, log, patience)
             try:
                 for channel in inside:
                     channel.close()

@@ -20,8 +20,6 @@ from sandboxes.spec import Limits, SandboxSpec
 DATA = "/mnt/data"
 AGENT = "/opt/toolhost/agent"
 AGENT_MAIN = "toolhost_agent.py"
-# Both at once, as neither waits for the other; the shell becomes the agent.
-START = '"$1" -I -B "$2" early "$5" & exec "$1" -I -B -S "$2" "$3" early "$!" "$4" "$5"'
 # User code's environment, beside PATH, where the spec does not say otherwise.
 VARIABLES = {
     "HOME": DATA,
@@ -88,11 +86,11 @@ class View:
     def _reach(self, name: str, source: Path) -> Path:
         return source if self.stage is None else self.stage.path(name)
 
-    def command(self, configuration: int, early: tuple[int, int]) -> list[str]:
-        """The agent and its first interpreter. `configuration`: the descriptor from which the agent reads it; `early`:
-        both ends of the channel between the two, the agent's first."""
-        python, main = str(self.settings.environment.python), f"{AGENT}/{AGENT_MAIN}"
-        return ["/bin/sh", "-c", START, "sh", python, main, f"fd:{configuration}", *map(str, early)]
+    def command(self, configuration: int) -> list[str]:
+        """The agent and its first interpreter. `configuration`: the descriptor from which the agent reads it."""
+        python = str(self.settings.environment.python)
+        # With `site`, which the interpreter needs that is forked from it.
+        return [python, "-I", "-B", f"{AGENT}/{AGENT_MAIN}", f"fd:{configuration}", "fork"]
 
     def configuration(self, sandbox_id: str, spec: SandboxSpec, listener: int) -> bytes:
         """The agent's configuration (see the end of `agent.wire`)."""
