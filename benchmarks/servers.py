@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
+KEEP_ALIVE_S = 75  # as toolhost's (`toolhost.cli.serve`)
 TOOL = types.Tool(name="empty", description="Answers 2.", input_schema={"type": "object", "properties": {}})
 
 
@@ -55,7 +56,9 @@ def bare() -> Starlette:
 def main() -> None:
     kind, port = sys.argv[1], int(sys.argv[2])
     app = {"empty-mcp": empty_mcp, "bare": bare}[kind]()
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="critical", access_log=False)
+    uvicorn.run(
+        app, host="127.0.0.1", port=port, log_level="critical", access_log=False, timeout_keep_alive=KEEP_ALIVE_S
+    )
 
 
 if __name__ == "__main__":

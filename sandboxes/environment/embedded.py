@@ -18,7 +18,6 @@ import enum
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from sandboxes import locks
 from sandboxes.environment import wheelhouse
 from sandboxes.environment.command import BuildFailed, Report, Step, Steps, run
-from sandboxes.environment.interpreter import Interpreter, inspect
+from sandboxes.environment.interpreter import Interpreter, inspect, preferred
 from sandboxes.environment.recipe import list_digest, recipe_directory
 from sandboxes.errors import EnvironmentMissing
 
@@ -114,7 +113,7 @@ def build_environment(
     """Makes the environment in `directory` unless it is ready; says whether it built one.
 
     `wheels`: where wheelhouses are kept. `python`: the interpreter to build on; None accepts the one that the present
-    environment is built on, and else means the one that runs this. `force`: build a new one even when it is ready.
+    environment is built on, and else means `preferred`. `force`: build a new one even when it is ready.
     What was there before stays in use until the new one is finished, and for good when this raises.
     Raises BuildFailed, also when another build holds the lock; a KeyboardInterrupt leaves no partial build.
     """
@@ -125,7 +124,7 @@ def build_environment(
         partial = directory / "partial"
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            _build(directory, partial, wheels, python or Path(sys.executable), steps)
+            _build(directory, partial, wheels, python or preferred(), steps)
         except OSError as error:
             raise BuildFailed(f"{directory} cannot be written: {error}") from error
         finally:

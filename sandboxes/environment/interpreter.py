@@ -6,6 +6,7 @@ Above: embedded (the host's interpreter), image (the base image's), wheelhouse (
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,9 @@ OLDEST = (3, 11)  # as the agent needs
 SYSTEM_DIRECTORIES = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
 # Where an interpreter from elsewhere (pyenv, uv, conda, a home directory) is mounted inside.
 PYTHON_INSIDE = PurePosixPath("/opt/python")
+
+# Where the system's own is, by its version ("python3.11").
+SYSTEM_PROGRAMS = Path("/usr/bin")
 
 # Run by the interpreter in question.
 FACTS = Path(__file__).with_name("facts.py")
@@ -85,6 +89,24 @@ class Interpreter:
 def is_system(path: Path) -> bool:
     """Whether a sandbox sees this path of the host anyway."""
     return any(path.is_relative_to(directory) for directory in SYSTEM_DIRECTORIES)
+
+
+def preferred() -> Path:
+    """The Python to build on where none is named: the one that runs this, or the system's, where that is of the same
+    version and whole.
+
+    A sandbox sees the system's anyway, and needs no mounts for it; it stays where a version manager or a deleted virtual
+    environment takes the other away; and systems build it for speed, which a version manager by default does not.
+    """
+    running = Path(sys.executable)
+    if is_system(Path(sys.base_prefix)):
+        return running
+    system = SYSTEM_PROGRAMS / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    try:
+        inspect(system, lambda line: None)
+    except BuildFailed:
+        return running
+    return system
 
 
 def inspect(python: Path, on_line: Callable[[str], None]) -> Interpreter:

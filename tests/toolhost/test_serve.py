@@ -23,6 +23,7 @@ from toolhost.errors import ConfigurationError
 from toolhost.services import StateDirectoryTaken, build, only_host
 
 ROOT = Path(__file__).parents[2]
+QUIET_S = 6.0  # httpx gives a connection up after 5 (httpx.Limits.keepalive_expiry)
 
 
 @asynccontextmanager
@@ -85,6 +86,22 @@ def test_the_printed_commands_do_not_send_the_model_s_requests_to_the_host(
     assert f"http://localhost:{of_vllm}/v1/responses" in text
     assert ("vllm serve openai/gpt-oss-20b --port 8001 " in text) is (of_vllm == 8001)
     assert f"--tool-server 127.0.0.1:{port}/python" in text
+
+
+async def test_a_client_that_keeps_connections_as_long_as_httpx_does_is_never_closed_on_first() -> None:
+    async with process("tests.toolhost.serve_standin") as child:
+        port, _ = await announced(child)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for pause_s in (0, QUIET_S):
+            await asyncio.sleep(pause_s)
+            writer.write(f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            length = re.search(rb"content-length: (\d+)", head)
+            assert length
+            await reader.readexactly(int(length[1]))
+        writer.close()
+        await writer.wait_closed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -29,6 +29,10 @@ from toolhost.errors import ConfigurationError, ToolhostError
 from toolhost.services import Services, build
 
 AT_ONCE = "toolhost: stopped at once; the next start takes over what runs"
+# How long a connection may be quiet between two requests, seconds. Longer than clients and proxies keep theirs (httpx 5,
+# nginx 60): who closes first must be the one that sends, else its next request meets the end of the connection. uvicorn's
+# own default is httpx's.
+KEEP_ALIVE_S = 75
 COLLECT_AFTER = (10_000, 10, 10)  # objects, and rounds of the younger generation (gc.set_threshold)
 
 
@@ -191,6 +195,7 @@ def run_until_stopped(
         lifespan="on",
         server_header=False,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     server = HostServer(config, started)
 

@@ -35,7 +35,11 @@ def default_wheels() -> Path:
 def setup(
     docker: Annotated[bool, typer.Option("--docker", help="Build the image for the docker backend instead.")] = False,
     python: Annotated[
-        Path | None, typer.Option(help="The Python that sandboxes run (default: the one that runs toolhost).")
+        Path | None,
+        typer.Option(
+            help="The Python that sandboxes run (default: the system's, where it is of the version that runs toolhost, "
+            "else the one that runs toolhost)."
+        ),
     ] = None,
     base_image: Annotated[
         str | None, typer.Option(help="With --docker: what to build on (default: as before, or python:3.12-slim).")

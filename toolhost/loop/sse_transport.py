@@ -25,6 +25,10 @@ MAX_EVENT_BYTES = 64 * 1024 * 1024
 SESSION_UNKNOWN = "Session terminated"
 """The SDK's words for a server that no longer knows a session, and so did not take the request."""
 
+LIMITS = httpx2.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=3.0)
+"""As httpx2's own, but that a quiet connection is given up before servers on uvicorn do (both 5 s): else a call meets
+its end, and nobody knows whether it was taken."""
+
 Incoming = SessionMessage | Exception
 
 
@@ -38,7 +42,7 @@ async def sse_streams(
     """
     timeout = httpx2.Timeout(connect_seconds, read=read_seconds)
     async with (
-        httpx2.AsyncClient(headers=dict(headers), timeout=timeout) as http,
+        httpx2.AsyncClient(headers=dict(headers), timeout=timeout, limits=LIMITS) as http,
         http.stream("GET", url, headers={"accept": "text/event-stream"}) as response,
     ):
         if response.is_redirect:

@@ -21,7 +21,7 @@ from mcp import ClientSession, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from toolhost.loop.errors import RequestError, ToolError, ToolServerGone
-from toolhost.loop.sse_transport import MAX_EVENT_BYTES, SESSION_UNKNOWN, sse_streams
+from toolhost.loop.sse_transport import LIMITS, MAX_EVENT_BYTES, SESSION_UNKNOWN, sse_streams
 from toolhost.loop.tools import CLEANUP_TOOL
 
 ATTEMPT_META_KEY = "toolhost/attempt-id"
@@ -345,7 +345,10 @@ class _Connection:
             return
         async with (
             httpx2.AsyncClient(
-                headers=dict(self._headers), timeout=timeout, event_hooks={"response": [_plain_if_forgotten]}
+                headers=dict(self._headers),
+                timeout=timeout,
+                limits=LIMITS,
+                event_hooks={"response": [_plain_if_forgotten]},
             ) as http,
             streamable_http_client(self._endpoint.url, http_client=http, max_sse_event_size=MAX_EVENT_BYTES) as streams,
         ):

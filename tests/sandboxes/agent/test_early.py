@@ -88,20 +88,28 @@ def masks(status: str) -> list[int]:
     return [int(line.split()[1], 16) & settable for line in status.splitlines()]
 
 
-def start(directory: Path, before: Sequence[str] = (), **config: Any) -> Agent:
+def start(directory: Path, how: str, before: Sequence[str] = (), **config: Any) -> Agent:
     def early(command: list[str], _data: Path) -> list[str]:
-        return [*before, *command, "early"]
+        if how == "fork":
+            command = [part for part in command if part != "-S"]
+        return [*before, *command, how]
 
     data = {"data": str(directory / "data"), "peer_check": False}
     return Agent(directory, wrap=early, **{**data, **config})
 
 
+@pytest.fixture(params=["early", "fork"])
+def how(request: pytest.FixtureRequest) -> str:
+    """Executed, or forked from the agent."""
+    return str(request.param)
+
+
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+def agent(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.delenv("LC_ALL", raising=False)
     monkeypatch.delenv("LC_CTYPE", raising=False)
-    running = start(tmp_path, limits={"open_files": 512, "disk_bytes": 1 << 30})
+    running = start(tmp_path, how, limits={"open_files": 512, "disk_bytes": 1 << 30})
     yield running
     running.close()
 
@@ -119,26 +127,26 @@ def command_line(pid: int) -> str:
 def test_what_user_code_sees_is_the_same_in_the_first_and_in_a_later_interpreter(agent: Agent) -> None:
     link = agent.claimed()
     first, pid = seen(link)
-    assert "early" in command_line(pid)
+    assert "interpreter" not in command_line(pid)
     link.run("os._exit(3)")
     later, pid = seen(link)
     assert "interpreter" in command_line(pid)
     more = set(first.pop("modules")) - set(later.pop("modules"))
-    assert more <= {"_socket", "_json", "_operator"}  # by which it was sent off
+    assert more <= {"_socket", "_json", "_operator", "gc"}  # by which it was made and sent off
     assert first == later
 
 
 def test_signals_that_the_host_ignores_or_blocks_are_neither_in_any_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.delenv("LC_ALL", raising=False)
     monkeypatch.delenv("LC_CTYPE", raising=False)
-    agent = start(tmp_path, before=[sys.executable, "-c", IGNORING])
+    agent = start(tmp_path, how, before=[sys.executable, "-c", IGNORING])
     try:
         link = agent.claimed()
         first, pid = seen(link)
-        assert "early" in command_line(pid)
+        assert "interpreter" not in command_line(pid)
         signals = first["signals"]
         assert {number for number, how in signals.items() if how == "1"} == {signal.SIGPIPE, signal.SIGXFSZ}  # Python's
         code = f"import subprocess\nprint(subprocess.getoutput({STATUS!r}))"
@@ -161,11 +169,11 @@ def test_no_secret_of_the_agents_is_in_the_first_interpreters_memory(agent: Agen
     assert (text(result), result["error"]) == ("True False\n", None)
 
 
-def test_an_environment_that_a_running_process_cannot_take_is_given_to_an_later_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_environment_that_a_running_process_cannot_take_is_given_to_a_later_one(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANG", "C")
-    agent = start(tmp_path)
+    agent = start(tmp_path, how)
     try:
         link = agent.claimed()
         assert "interpreter" in command_line(int(link.run("import os; os.getpid()")["value"]))

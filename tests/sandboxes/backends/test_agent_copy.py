@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import marshal
+import json
 import platform
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import sandboxes.agent
 from sandboxes.backends.agent_copy import make_agent
@@ -48,3 +53,40 @@ def strings(constants: tuple[object, ...]) -> Iterator[object]:
 def test_another_python_gets_no_bytecode(tmp_path: Path) -> None:
     made = make_agent(tmp_path, SOURCE, "/inside", "3.99.1")
     assert [*made.glob("*.py")] and not (made / "__pycache__").exists()
+
+
+# As the launcher does, up to where a process would wait; then the modules that had to be looked for one by one.
+LOAD = """
+import json, sys
+package = type(sys)("toolhost_agent")
+package.__path__ = [sys.argv[1]]
+sys.modules["toolhost_agent"] = package
+from toolhost_agent import starting
+starting._load("both")
+from toolhost_agent import config, early
+if sys.argv[2] == "interpreter":
+    starting.interpreter()
+    from toolhost_agent import lower
+else:
+    starting._load("agent")
+    from toolhost_agent import supervisor
+ours = {name: module for name, module in sys.modules.items() if name.startswith("toolhost_agent.")}
+print(json.dumps({name.rpartition(".")[2]: module.__spec__ is not None for name, module in ours.items()}))
+"""
+
+
+def loaded(made: Path, kind: str) -> dict[str, bool]:
+    """The modules of a process, and whether each was looked for."""
+    command = [sys.executable, "-I", "-S", "-B", "-c", LOAD, str(made), kind]
+    found: dict[str, bool] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["agent", "interpreter"])
+def test_what_starts_together_is_in_bundles_which_another_python_leaves_alone(tmp_path: Path, kind: str) -> None:
+    made = make_agent(tmp_path, SOURCE, str(tmp_path), platform.python_version())
+    found = loaded(made, kind)
+    assert [name for name, looked_for in found.items() if looked_for] == ["starting"]
+    for path in made.glob("__pycache__/*.bundle"):
+        path.write_bytes(b"\0\0\0\0" + path.read_bytes()[len(importlib.util.MAGIC_NUMBER) :])
+    assert loaded(made, kind) == dict.fromkeys(found, True)

@@ -36,6 +36,7 @@ class Host:
     attempts: dict[tuple[str, str], asyncio.Future[str]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    posted_from: list[int] = field(default_factory=list)
     honours_attempts: bool = True
     keeps_sessions: bool = True
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -162,7 +163,11 @@ def _routes(host: Host, namespace: str) -> list[Any]:
             await server.run(reader, writer, server.create_initialization_options())
         return Response()
 
-    return [Route(f"/{namespace}/sse", connect), Mount(f"/{namespace}/messages/", app=sse.handle_post_message)]
+    async def post(scope: Any, receive: Any, send: Any) -> None:
+        host.posted_from.append(scope["client"][1])
+        await sse.handle_post_message(scope, receive, send)
+
+    return [Route(f"/{namespace}/sse", connect), Mount(f"/{namespace}/messages/", app=post)]
 
 
 class Double:

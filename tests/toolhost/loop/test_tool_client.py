@@ -112,6 +112,17 @@ async def test_a_session_outlives_its_server_and_keeps_its_key(tool_server: McpT
         assert (await session.call_tool("python", {"code": "print(x)"})).content[0].text == "5\n"
 
 
+async def test_a_quiet_connection_is_given_up_before_a_server_on_uvicorn_does(
+    tool_server: McpToolServer, double: Double
+) -> None:
+    async with tool_server.new_session("python", "resp_1") as session:
+        for pause_s in (0.0, 0.0, 3.5):
+            await asyncio.sleep(pause_s)
+            await session.call_attempt("python", {"code": "1"}, None)
+    *_, first, second, third = double.host.posted_from
+    assert first == second != third
+
+
 async def test_a_server_that_is_not_there_is_a_clear_error() -> None:
     with pytest.raises(ToolServerGone, match=r"cannot connect to http://127\.0\.0\.1:9/python/sse"):
         await McpToolServer.connect(["user:secret@127.0.0.1:9/python"])
