@@ -51,7 +51,8 @@ async def run_and_kill(backend: str, directory: Path, seed: int) -> dict[str, di
         said = (await host.stdout.read()).decode()
         await host.wait()
     values: dict[str, dict[int, str]] = {}
-    for line in said.splitlines():
+    *lines, _cut = said.split("\n")  # it dies in the middle of a line, too
+    for line in lines:
         if line.startswith("session-") and line.count(" ") == 2:
             session, number, value = line.split(" ")
             values.setdefault(session, {})[int(number)] = value
