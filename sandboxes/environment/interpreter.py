@@ -95,8 +95,8 @@ def preferred() -> Path:
     """The Python to build on where none is named: the one that runs this, or the system's, where that is of the same
     version and whole.
 
-    A sandbox sees the system's anyway, and needs no mounts for it; it stays where a version manager or a deleted virtual
-    environment takes the other away; and systems build it for speed, which a version manager by default does not.
+    A sandbox sees the system's anyway, and needs no mounts for it; it stays where a version manager or a deleted
+    virtual environment takes the other away; and systems build it for speed, which version managers by default do not.
     """
     running = Path(sys.executable)
     if is_system(Path(sys.base_prefix)):

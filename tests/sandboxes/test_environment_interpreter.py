@@ -8,8 +8,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from sandboxes.environment import interpreter as module
 from sandboxes.environment.command import BuildFailed
-from sandboxes.environment.interpreter import Interpreter, Target, inspect, parse_facts
+from sandboxes.environment.interpreter import Interpreter, Target, inspect, is_system, parse_facts, preferred
 
 TARGET = Target((3, 11), "x86_64", "glibc", (2, 36))
 
@@ -37,6 +38,35 @@ def test_this_interpreter_is_described_by_its_base_not_by_its_virtual_environmen
     assert found.target.version == sys.version_info[:2]
     assert found.prefix == Path(sys.base_prefix).resolve()
     assert found.executable.is_file()
+
+
+def named(directory: Path, program: str, text: str) -> None:
+    path = directory / program
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_the_systems_python_is_preferred_where_it_is_of_this_version_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SYSTEM_PROGRAMS", tmp_path)
+    monkeypatch.setattr(sys, "base_prefix", "/home/somebody/python")
+    running = Path(sys.executable)
+    program = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    named(tmp_path, "python3.0", f'#!/bin/sh\nexec {running} "$@"\n')
+    assert preferred() == running  # none of this version
+    named(tmp_path, program, "#!/bin/sh\necho no module named encodings >&2; exit 1\n")
+    assert preferred() == running
+    named(tmp_path, program, f'#!/bin/sh\nexec {running} "$@"\n')
+    assert preferred() == tmp_path / program
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    assert preferred() == running  # it is the system's
+
+
+def test_what_is_preferred_on_this_machine_can_be_built_on() -> None:
+    found = inspect(preferred(), lambda line: None)
+    assert found.target.version == sys.version_info[:2]
+    assert is_system(found.prefix) or found.prefix == Path(sys.base_prefix).resolve()
 
 
 def test_system_python_needs_no_mount() -> None:

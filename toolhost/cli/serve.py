@@ -29,9 +29,9 @@ from toolhost.errors import ConfigurationError, ToolhostError
 from toolhost.services import Services, build
 
 AT_ONCE = "toolhost: stopped at once; the next start takes over what runs"
-# How long a connection may be quiet between two requests, seconds. Longer than clients and proxies keep theirs (httpx 5,
-# nginx 60): who closes first must be the one that sends, else its next request meets the end of the connection. uvicorn's
-# own default is httpx's.
+# How long a connection may be quiet between two requests, seconds. Longer than clients and proxies keep theirs (httpx
+# 5, nginx 60): who closes first must be the one that sends, else its next request meets the end of the connection.
+# uvicorn's own default is httpx's.
 KEEP_ALIVE_S = 75
 COLLECT_AFTER = (10_000, 10, 10)  # objects, and rounds of the younger generation (gc.set_threshold)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import marshal
 import json
+import marshal
 import platform
 import subprocess
 import sys
