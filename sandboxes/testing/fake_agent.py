@@ -189,8 +189,8 @@ class FakeAgent:
                     await fail("unknown")
                 else:
                     why = CauseKind.OPERATOR if frame.get("why") == "operator" else CauseKind.CANCEL
+                    self._spawn(self._climb(found, Cause(why)))  # also where the answer reaches nobody
                     await reply("ok")
-                    await self._climb(found, Cause(why))
             case "ack":
                 for attempt in frame["attempts"]:  # type: ignore[attr-defined]  # a list, as this test's host sends
                     self._attempts.pop(str(attempt), None)

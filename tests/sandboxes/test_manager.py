@@ -993,6 +993,19 @@ async def test_a_cancel_that_goes_down_with_its_connection_is_sent_again(world: 
     await _cut_short(manager, at, "endless")
 
 
+async def test_a_cancel_that_was_sent_holds_when_the_host_dies_before_it_is_answered(world: World) -> None:
+    manager = await world.manager()
+    call = await started(attach(manager, "a"), ENDLESS, attempt="endless")
+    world.sandboxes[0].agent.slow_s = 0.05
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await asyncio.sleep(0.01)  # it is sent and taken in
+    await crash(manager)
+    world.managers.clear()
+    again = await world.manager()
+    await _cut_short(again, attach(again, "a"), "endless")
+
+
 async def test_a_cancel_that_comes_before_a_call_which_went_down_with_its_connection_ends_it(world: World) -> None:
     manager = await world.manager()
     at = attach(manager, "a")
