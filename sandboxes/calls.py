@@ -31,6 +31,7 @@ from sandboxes.errors import (
     AttemptUnknown,
     CallRefused,
     ChannelLost,
+    EngineUnavailable,
     NoCapacity,
     SandboxError,
     SandboxOutOfMemory,
@@ -51,6 +52,7 @@ from sandboxes.stores.base import AttemptRecord
 CLOCKS_S = 5.0  # by which the clocks of two machines may differ
 COLLECT_TRIES = 20
 COLLECT_PAUSE_S = 0.1
+CANCEL_PAUSE_S = 0.05
 _CUT_SHORT = (Ending.KILLED, Ending.INTERRUPTED, Ending.TIMED_OUT)
 _NOT_REACHED = "the tool host stopped before this call reached the sandbox; nothing ran: the same attempt id runs it"
 
@@ -136,29 +138,54 @@ class Calls:
         """Nobody wants it any more: takes it back, or ends it by the ladder; its outcome goes to the ledger."""
         if run.outcome is not None or run.task is None or run.task.done():
             return
-        run.cancelled = True
+        run.cancelled = why
         if not run.registered:
             run.task.cancel()
-        elif session.running is run and session.sandbox is not None:
-            self._keeper.spawn(self._cancel(session, session.sandbox, run, why), "cancel")
+        elif run.inside is not None:
+            self._keeper.spawn(self._cancel(session, run, run.inside), "cancel")
+
+    def _enter(self, session: Session, run: Run, sandbox: Sandbox) -> None:
+        """It is sent now. One that was abandoned while it waited for its turn, and may run inside already, ends."""
+        run.inside = sandbox
+        if run.cancelled:
+            self._keeper.spawn(self._cancel(session, run, sandbox), "cancel")
 
     @staticmethod
-    async def _cancel(session: Session, sandbox: Sandbox, run: Run, why: str) -> None:
-        try:
-            await sandbox.cancel(run.attempt_id, why)
-        except (ChannelLost, StateLost):
-            if session.phase not in OVER:  # else its sandbox is being ended, and the code with it
-                raise
+    async def _cancel(session: Session, run: Run, sandbox: Sandbox) -> None:
+        """Tells the sandbox, for as long as the call itself is tried: what runs outlives a broken connection."""
+        while True:
+            try:
+                await sandbox.cancel(run.attempt_id, run.cancelled)
+                return
+            except (AttemptUnknown, ChannelLost, EngineUnavailable, StateLost) as error:
+                if session.phase in OVER:  # its sandbox is being ended, and the code with it
+                    return
+                if run.inside is not sandbox and isinstance(error, AttemptUnknown):  # it has ended, and was settled
+                    return
+                if run.inside is not sandbox or isinstance(error, StateLost):
+                    raise
+            await asyncio.sleep(CANCEL_PAUSE_S)  # then it was sent again: an unknown one broke with its connection
 
     async def interrupt(self, session: Session) -> bool:
-        """Ends what runs in the sandbox, whichever host's call it is, by the ladder; False when nothing runs."""
-        sandbox = await self._starter.reached(session)
-        if sandbox is None:
+        """Ends what runs in the sandbox, by the ladder; False when nothing runs. Raises SandboxError.
+
+        The sandbox is asked what that is. It need not be the call that is this host's to wait for: another host may
+        have been first, a call's connection may have been lost, and after a restart what had ended is fetched before
+        what runs.
+        """
+        run = session.running
+        try:
+            sandbox = await self._starter.reached(session)
+            if sandbox is not None and (running := await sandbox.running()) is not None:
+                with contextlib.suppress(AttemptUnknown):  # it has just ended
+                    await sandbox.cancel(running, "operator")
+                return True
+        except SandboxError as error:
+            if not (_sent(run) or isinstance(error, StateLost)):
+                raise
+        if run is None or run is not session.running or not _sent(run):
             return False
-        running = (await (await sandbox.client()).status()).get("running")
-        if not isinstance(running, str):
-            return False
-        await sandbox.cancel(running, "operator")
+        self.abandon(session, run, "operator")  # its code is on its way there, or its outcome on the way back
         return True
 
     async def collect(self, session: Session, attempt_id: str) -> Outcome:
@@ -224,9 +251,12 @@ class Calls:
             self.take_over(session, attempt_id, digest, at)
         return True
 
-    def take_over(self, session: Session, attempt_id: str, digest: str, queued_at: float) -> Run:
-        """After a restart: joins what runs inside, or fetches what was kept, so that it gets into the ledger."""
-        run = Run(attempt_id, digest, None, queued_at, registered=True)
+    def take_over(
+        self, session: Session, attempt_id: str, digest: str, queued_at: float, *, cancelled: str = ""
+    ) -> Run:
+        """After a restart, or when a connection was lost for good: joins what runs inside, or fetches what was kept, so
+        that it gets into the ledger. `cancelled`: as of a run."""
+        run = Run(attempt_id, digest, None, queued_at, registered=True, cancelled=cancelled)
         session.runs[attempt_id] = run
         session.queue.append(run)
         self._task(session, run, self._perform_taken_over, "take-over")
@@ -277,16 +307,24 @@ class Calls:
                     if not run.fresh and (known := await self._known(session, run)) is not None:
                         return known
                 if not run.fresh and self._may_have_run_before(session, registered, sandbox):
-                    with contextlib.suppress(AttemptUnknown):  # unless this very sandbox has it
-                        outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
-                        return self._finish(session, run, outcome)
-                    return await self._settled_lost(session, registered)
+                    return await self._joined(session, run, sandbox, registered)
             if run.cancelled:
                 return self._never_started(session, run, "the call was cancelled before its code ran")
             if session.phase in OVER:
                 note = f"{session.end_note}; the code did not run, and its variables and files are gone"
                 return self._never_started(session, run, note, closed=True)
             return await self._run(session, run, sandbox, execution)
+
+    async def _joined(self, session: Session, run: Run, sandbox: Sandbox, registered: AttemptRecord) -> Outcome:
+        """One that may have run in an earlier sandbox is lost with it, unless this very sandbox has it."""
+        self._enter(session, run, sandbox)
+        try:
+            outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
+        except AttemptUnknown:
+            return await self._settled_lost(session, registered)
+        finally:
+            run.inside = None
+        return self._finish(session, run, outcome)
 
     def _never_started(self, session: Session, run: Run, note: str, *, closed: bool = False) -> Outcome:
         keeper = self._keeper
@@ -300,6 +338,7 @@ class Calls:
         keeper = self._keeper
         session.queue.remove(run)
         session.running = run
+        run.inside = sandbox
         session.change(Transition.CALL)
         cap = execution.max_characters or keeper.settings.max_characters
         heard = _Heard(cap)
@@ -332,11 +371,11 @@ class Calls:
             outcome = self._lost(session, run, error, heard)
         except ChannelLost as error:
             if session.phase not in OVER:  # else it is the end of the session that broke the connection
-                session.astray.add(run.attempt_id)
+                session.astray[run.attempt_id] = run.cancelled
                 raise
             outcome = self._lost(session, run, error, heard)
         finally:
-            session.running = None
+            run.inside = session.running = None
             if session.phase is Phase.RUNNING:
                 session.change(Transition.DONE)
         outcome = self._finish(session, run, outcome)
@@ -466,14 +505,15 @@ class Calls:
             session.running = run
             if session.phase is Phase.IDLE:
                 session.change(Transition.CALL)
+            self._enter(session, run, sandbox)
             try:
                 outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
             except StateLost as error:
                 await keeper.records.looked(session, error)
                 outcome = self._lost(session, run, error, _Heard())
-            except ChannelLost as error:
+            except (ChannelLost, EngineUnavailable) as error:
                 if session.phase not in OVER:
-                    session.astray.add(run.attempt_id)
+                    session.astray[run.attempt_id] = run.cancelled
                     raise
                 outcome = self._lost(session, run, error, _Heard())
             except AttemptUnknown:
@@ -482,7 +522,7 @@ class Calls:
                 attempt = keeper.record_of(session, run)  # of an id that the host minted: nobody sends it again
                 outcome = never_started_outcome(session.record, attempt, keeper.clock.now(), _NOT_REACHED, cause=None)
             finally:
-                session.running = None
+                run.inside = session.running = None
                 if session.phase is Phase.RUNNING:
                     session.change(Transition.DONE)
             if not run.digest:
@@ -601,6 +641,11 @@ class _Heard:
     @property
     def printed(self) -> str:
         return "".join(self._pieces)
+
+
+def _sent(run: Run | None) -> bool:
+    """Whether this host sends its code, and does not only fetch what came of it."""
+    return run is not None and run.execution is not None
 
 
 def _ended_note(session: Session) -> str:

@@ -509,7 +509,7 @@ class Keeper:
         late = [other for other in session.runs.values() if other.outcome is not None]
         if len(late) > MAX_LATE:  # the store is down for long: the agent has them too
             session.runs.pop(late[0].attempt_id, None)
-            session.astray.add(late[0].attempt_id)
+            session.astray[late[0].attempt_id] = ""
         self._unsettled.setdefault(id(run), (session, run))
         if len(late) >= SETTLE_AT:
             self._settle_now.set()

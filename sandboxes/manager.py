@@ -268,13 +268,10 @@ class SessionManager:
         return began and session.ends is not False
 
     async def interrupt(self, key: SessionKey) -> bool:
-        """Ends what runs, by the ladder; False when nothing ran. Raises SessionUnknown."""
+        """Ends what runs, by the ladder; False when nothing ran. Raises SessionUnknown, and the channel's errors."""
         session = await self._known(key)
-        run = session.running
-        if run is None:
-            return self._replica is not None and await self._calls.interrupt(session)
-        self._calls.abandon(session, run, "operator")
-        return True
+        with session.until_closed():
+            return await self._calls.interrupt(session)
 
     async def restart(self, key: SessionKey) -> int:
         """A new interpreter at once; returns its epoch. Raises SessionUnknown and the errors of the channel."""

@@ -116,7 +116,8 @@ class Reaper:
             if reason is not None:
                 keeper.close(session, reason)
             elif session.astray and session.phase is Phase.IDLE and not session.busy:
-                self._calls.take_over(session, session.astray.pop(), "", now)
+                attempt_id, cancelled = session.astray.popitem()
+                self._calls.take_over(session, attempt_id, "", now, cancelled=cancelled)
             keeper.save_soon(session)
         await self._settle_late()
         if now >= self._orphans_at:

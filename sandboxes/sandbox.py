@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 from sandboxes.backends.base import Channel, Life, Status
 from sandboxes.client import AgentClient, Bound
@@ -22,6 +23,8 @@ from sandboxes.errors import (
 )
 from sandboxes.events import OnEvent
 from sandboxes.spec import Handle, Outcome, PythonCall, ShellCall
+
+_T = TypeVar("_T")
 
 RECONNECTS = 3
 BACKOFF_S = 0.05
@@ -114,6 +117,11 @@ class Sandbox:
         client = await self.client()
         await client.cancel(attempt, why)
 
+    async def running(self) -> str | None:
+        """The attempt that runs in it, whoever sent it. Raises StateLost, EngineUnavailable, ChannelLost."""
+        running = (await self._persist(lambda client: client.status())).get("running")
+        return running if isinstance(running, str) else None
+
     def acknowledge(self, attempt: str) -> None:
         """The ledger has committed this attempt: the agent may forget it. Sent with the next call, or soon."""
         self._acks.append(attempt)
@@ -164,7 +172,7 @@ class Sandbox:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    async def _persist(self, ask: Callable[[AgentClient], Coroutine[None, None, Outcome]]) -> Outcome:
+    async def _persist(self, ask: Callable[[AgentClient], Coroutine[None, None, _T]]) -> _T:
         remote = self._engine.backend.shared
         tries = REMOTE_RECONNECTS if remote else RECONNECTS
         sent = False

@@ -35,7 +35,8 @@ class Run:
     listeners: list[OnEvent] = field(default_factory=list)
     registered: bool = False  # it may run, or has; before that it can be taken back
     fresh: bool = False  # the ledger did not have it before: it has run nowhere yet
-    cancelled: bool = False
+    cancelled: str = ""  # why it is to end: "cancel", where nobody wants it any more, or "operator"
+    inside: Sandbox | None = None  # where it was sent, until it has come back: a cancel goes there
     outcome: Outcome | None = None
     watchers: list[asyncio.Future[None]] = field(default_factory=list)  # told when the task is over
 
@@ -85,7 +86,8 @@ class Session:
         self.queue: list[Run] = []
         self.runs: dict[str, Run] = {}
         self.running: Run | None = None
-        self.astray: set[str] = set()  # attempts whose connection was lost: to be collected for the ledger
+        # Attempts whose connection was lost, to be collected for the ledger; and why they are to end, if they are.
+        self.astray: dict[str, str] = {}
         self.resources: dict[str, Resource] = {}
         self.resource_lock = asyncio.Lock()
         self.saving = asyncio.Lock()

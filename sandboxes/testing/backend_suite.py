@@ -327,6 +327,21 @@ class BackendSuite:
                 assert outcome.state_lost_before is None
                 assert outcome.receipt.sequence == 2
 
+    async def test_what_ran_at_the_crash_can_be_interrupted_at_once(self, host: SuiteHost) -> None:
+        manager = host.make()
+        await manager.open()
+        await run(attach(manager, "a"), "x = 42", attempt="done")
+        call = await begun(attach(manager, "a"), BEGUN, attempt="endless")
+        await crash(manager)
+        await asyncio.gather(call, return_exceptions=True)
+        async with host.manager() as manager:
+            at = attach(manager, "a")
+            assert await manager.interrupt(at.key)  # "done", which is not acknowledged yet, is fetched before it
+            outcome = await asyncio.wait_for(manager.collect(at.key, "endless"), SOON_S)
+            assert outcome.receipt.ending is Ending.INTERRUPTED
+            assert (await manager.collect(at.key, "done")).receipt.ending is Ending.OK
+            assert text_of(await run(at, "x")) == "42"
+
     async def test_an_attempt_that_ran_at_the_crash_is_collected_and_not_run_again(self, host: SuiteHost) -> None:
         manager = host.make()
         await manager.open()

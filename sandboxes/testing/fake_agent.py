@@ -51,6 +51,7 @@ class FakeAgent:
         self.sandbox = sandbox
         self.files = files
         self.mute = False
+        self.ignored: list[str] = []  # the kinds of what it did not answer, in order
         self.slow_s = 0.0
         self.dies_on: str | None = None
         self.lies: list[bytes] = []
@@ -132,9 +133,11 @@ class FakeAgent:
             if not self.mute:
                 await send(self._hello())
             while line := await reader.readline():
+                frame = wire.decode(line, wire.REQUESTS)
                 if self.mute:
+                    self.ignored.append(str(frame["t"]))
                     continue
-                self._spawn(self._answer(wire.decode(line, wire.REQUESTS), send, writer))
+                self._spawn(self._answer(frame, send, writer))
         except (OSError, wire.FrameError):
             pass
         finally:
@@ -186,8 +189,8 @@ class FakeAgent:
                     await fail("unknown")
                 else:
                     why = CauseKind.OPERATOR if frame.get("why") == "operator" else CauseKind.CANCEL
+                    self._spawn(self._climb(found, Cause(why)))  # also where the answer reaches nobody
                     await reply("ok")
-                    await self._climb(found, Cause(why))
             case "ack":
                 for attempt in frame["attempts"]:  # type: ignore[attr-defined]  # a list, as this test's host sends
                     self._attempts.pop(str(attempt), None)
@@ -201,7 +204,7 @@ class FakeAgent:
                     self._new_epoch()
                 await reply("ok", epoch=self._epoch)
             case "status":
-                runs = self._running.attempt if self._running else None
+                runs = self._current.attempt if self._current else None
                 status = {"state": self._state(), "epoch": self._epoch, "sequence": self._sequence, "running": runs}
                 await reply("ok", status=status)
             case "files":
@@ -224,13 +227,18 @@ class FakeAgent:
             "claim": claim,
             "epoch": self._epoch,
             "sequence": self._sequence,
-            "running": self._running.attempt if self._running else None,
+            "running": self._current.attempt if self._current else None,
             "kept": [a.attempt for a in self._attempts.values() if a.outcome is not None],
             "acks": True,
         }
 
     def _state(self) -> str:
-        return "running" if self._running is not None else "idle"
+        return "running" if self._current is not None else "idle"
+
+    @property
+    def _current(self) -> Attempt | None:
+        """What runs, or is next to run where nothing does: that is only a round of the loop away from it."""
+        return self._running or (self._queue[0] if self._queue else None)
 
     def _claimed(self, frame: Fields) -> bool:
         claim = (str(frame["ticket"]), str(frame["session"]))
@@ -274,7 +282,8 @@ class FakeAgent:
         await reply("accepted", sequence=attempt.sequence, epoch=self._epoch)
         async with attempt.changed:
             await attempt.changed.wait_for(lambda: attempt.started_at is not None or attempt.outcome is not None)
-        await reply("started", sequence=attempt.sequence, epoch=self._epoch, at=attempt.started_at)
+        if attempt.started_at is not None:
+            await reply("started", sequence=attempt.sequence, epoch=self._epoch, at=attempt.started_at)
         sent = 0
 
         def news() -> bool:
@@ -299,9 +308,8 @@ class FakeAgent:
             self._running = attempt
             attempt.started_at = time.time()
             self.executed.append(attempt.attempt)
-            epoch = self._epoch
-            await self._notify(attempt)
-            outcome = await self._outcome(attempt, epoch)
+            self._spawn(self._notify(attempt))
+            outcome = await self._outcome(attempt, self._epoch)
             self._running = None
             attempt.outcome = outcome
             await self._notify(attempt)
@@ -331,6 +339,17 @@ class FakeAgent:
         if ending is Ending.KILLED or (attempt.why is not None and attempt.why.rung is Rung.KILL):
             state = State.LOST
             self._new_epoch()
+        return self._ended(attempt, epoch, ending, state, value, error)
+
+    def _ended(
+        self,
+        attempt: Attempt,
+        epoch: int,
+        ending: Ending,
+        state: State = State.KEPT,
+        value: str | None = None,
+        error: str | None = None,
+    ) -> Outcome:
         session = self._claim[1] if self._claim else ""
         receipt = Receipt(
             session=session,
@@ -352,6 +371,12 @@ class FakeAgent:
         return Outcome(receipt, output, value=value, error=error)
 
     async def _climb(self, attempt: Attempt, cause: Cause, *, kill: bool = False) -> None:
+        if attempt in self._queue:  # it waits, and ends at once
+            self._queue.remove(attempt)
+            attempt.why = cause
+            attempt.outcome = self._ended(attempt, self._epoch, Ending.NEVER_STARTED)
+            await self._notify(attempt)
+            return
         if attempt.task is None or attempt.task.done() or attempt.why is not None:
             return
         rung = Rung.KILL if kill or self._python.ignores_interrupts else Rung.FIRST_INTERRUPT

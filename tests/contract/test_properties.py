@@ -157,9 +157,8 @@ class Sequences(RuleBasedStateMachine):
             await self.manager.open()
             for session in endless:  # it goes on inside, and nobody waits for it any more
                 found = self.manager._keeper.sessions[attach(self.manager, session).key]
-                await until(lambda found=found: found.running is not None)
                 assert await self.manager.interrupt(found.key)
-                await until(lambda found=found: found.running is None)  # the next host would find it running
+                await until(lambda found=found: not found.busy)  # the next host would find it running
 
         self.perform(work())
 

@@ -896,6 +896,170 @@ async def test_while_the_ledger_cannot_be_told_of_a_loss_no_other_sandbox_starts
     assert "files are kept" in (outcome.state_lost_before or "")
 
 
+async def _left_running(world: World) -> tuple[SessionManager, Attachment]:
+    """A new host, that still fetches what had ended ("done") while "endless" runs inside, whose turn comes later."""
+    manager = await world.manager()
+    await run(attach(manager, "a"), "x = 42", attempt="done")
+    call = await started(attach(manager, "a"), ENDLESS, attempt="endless")
+    await crash(manager)
+    world.managers.clear()
+    await asyncio.gather(call, return_exceptions=True)
+    world.sandboxes[0].agent.slow_s = 0.05
+    again = await world.manager()
+    session = again._keeper.sessions[attach(again, "a").key]
+    await until(lambda: session.running is not None)
+    assert session.running is not None
+    assert session.running.attempt_id == "done"
+    return again, attach(again, "a")
+
+
+async def _cut_short(manager: SessionManager, at: Attachment, attempt: str) -> None:
+    async with asyncio.timeout(5):
+        assert (await manager.collect(at.key, attempt)).receipt.ending is Ending.INTERRUPTED
+
+
+async def test_an_interrupt_after_a_restart_ends_what_runs_and_not_what_is_only_fetched(world: World) -> None:
+    manager, at = await _left_running(world)
+    assert await manager.interrupt(at.key)
+    await _cut_short(manager, at, "endless")
+    assert (await manager.collect(at.key, "done")).receipt.ending is Ending.OK
+    assert not await manager.interrupt(at.key)
+    assert text_of(await run(at, "x")) == "42"
+
+
+async def test_a_retry_that_is_cancelled_before_what_it_joined_has_its_turn_ends_it(world: World) -> None:
+    manager, at = await _left_running(world)
+    retry = asyncio.create_task(run(at, ENDLESS, attempt="endless"))
+    await until(lambda: bool(at.session and at.session.runs["endless"].waiters))
+    assert at.session is not None
+    assert at.session.running is not at.session.runs["endless"]
+    retry.cancel()
+    await asyncio.gather(retry, return_exceptions=True)
+    await _cut_short(manager, at, "endless")
+
+
+async def test_a_stop_ends_what_was_taken_over_and_has_not_had_its_turn(world: World) -> None:
+    manager, at = await _left_running(world)
+    await manager.close()
+    receipts = {known.attempt_id: known.receipt for known in await world.store.attempts(at.key)}
+    assert [(name, receipt and receipt.ending) for name, receipt in sorted(receipts.items())] == [
+        ("done", Ending.OK),
+        ("endless", Ending.INTERRUPTED),
+    ]
+
+
+async def test_an_interrupt_ends_what_runs_on_after_its_connection_was_lost_for_good(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost):
+        await call
+    with pytest.raises(ChannelLost):  # whether anything runs is not known
+        await manager.interrupt(at.key)
+    world.engine.fails.clear()
+    assert await manager.interrupt(at.key)
+    await _cut_short(manager, at, "astray")
+
+
+async def test_an_interrupt_ends_what_runs_and_not_the_next_call_that_waits_for_it_inside(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost):
+        await call
+    world.engine.fails.clear()
+    following = asyncio.create_task(run(at, "1 + 1", attempt="next"))
+    await until(lambda: "next" in world.sandboxes[0].agent._attempts)
+    assert await manager.interrupt(at.key)
+    assert text_of(await following) == "2"
+    await _cut_short(manager, at, "astray")
+
+
+async def test_a_cancel_that_goes_down_with_its_connection_is_sent_again(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="endless")
+    agent = world.sandboxes[0].agent
+    agent.mute = True
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await until(lambda: agent.ignored == ["cancel"])
+    agent.mute = False
+    agent.drop_connections()
+    await _cut_short(manager, at, "endless")
+
+
+async def test_a_cancel_that_was_sent_holds_when_the_host_dies_before_it_is_answered(world: World) -> None:
+    manager = await world.manager()
+    call = await started(attach(manager, "a"), ENDLESS, attempt="endless")
+    world.sandboxes[0].agent.slow_s = 0.05
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await asyncio.sleep(0.01)  # it is sent and taken in
+    await crash(manager)
+    world.managers.clear()
+    again = await world.manager()
+    await _cut_short(again, attach(again, "a"), "endless")
+
+
+async def test_a_cancel_that_comes_before_a_call_which_went_down_with_its_connection_ends_it(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 42")
+    agent = world.sandboxes[0].agent
+    agent.mute = True
+    call = asyncio.create_task(run(at, ENDLESS, attempt="endless"))
+    await until(lambda: agent.ignored == ["exec"])
+    agent.mute = False
+    sandbox = at.session and at.session.sandbox
+    assert sandbox is not None
+    agent.drop_connections()
+    await until(lambda: not sandbox.connected)
+    call.cancel()  # it connects at once; the call itself does so a moment later
+    await asyncio.gather(call, return_exceptions=True)
+    await until(lambda: "endless" in agent.executed)
+    await _cut_short(manager, at, "endless")
+    assert text_of(await run(at, "x")) == "42"
+
+
+async def test_a_cancel_is_not_forgotten_when_its_call_cannot_be_reached_for_longer(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    session = at.session
+    assert session is not None
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await until(lambda: not session.busy)
+    world.engine.fails.clear()
+    await turn(world, 2)  # a sweep
+    await _cut_short(manager, at, "astray")
+
+
+async def test_what_runs_is_taken_over_by_a_sweep_when_the_engine_did_not_answer_at_the_start(world: World) -> None:
+    manager = await world.manager()
+    call = await started(attach(manager, "a"), "import asyncio\nawait asyncio.sleep(0.1)\n7", attempt="endless")
+    await crash(manager)
+    await asyncio.gather(call, return_exceptions=True)
+    world.managers.clear()
+    world.engine.fails["connect"] = EngineUnavailable("the engine does not answer")
+    again = await world.manager()
+    session = again._keeper.sessions[attach(again, "a").key]
+    await until(lambda: not session.busy)
+    world.engine.fails.clear()
+    await turn(world, 2)
+    await until(lambda: not session.busy)
+    await again._keeper.settled()
+    (known,) = await world.store.attempts(session.key)
+    assert (known.attempt_id, text_of(known.outcome) if known.outcome else "") == ("endless", "7")
+
+
 async def test_a_retry_joins_what_is_being_fetched_from_the_sandbox_whatever_the_ledger_knew(world: World) -> None:
     manager = await world.manager()
     at = attach(manager, "a")

@@ -426,6 +426,17 @@ async def test_operators_see_and_interrupt_the_sessions_of_all_hosts(cluster: Cl
     assert outcome.receipt.epoch == 2
 
 
+async def test_an_interrupt_ends_what_runs_also_where_a_call_of_this_host_waits_for_it_inside(cluster: Cluster) -> None:
+    a, b = await cluster.host(), await cluster.host()
+    running = await started(attach(a, "k"), ENDLESS, attempt="endless")
+    waiting = asyncio.create_task(run(attach(b, "k"), "6 * 7", attempt="waiting"))
+    agent = next(iter(cluster.engine.sandboxes.values())).agent
+    await until(lambda: "waiting" in agent._attempts)
+    assert await b.interrupt(attach(b, "k").key)
+    assert (await running).receipt.ending is Ending.INTERRUPTED
+    assert text_of(await waiting) == "42"
+
+
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
