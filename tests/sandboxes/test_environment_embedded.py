@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from sandboxes.environment import (
     recipe,
 )
 from sandboxes.environment.embedded import build_lock
+from sandboxes.environment.interpreter import preferred
 from sandboxes.errors import EnvironmentMissing
 
 SMALL_LIST = "tabulate  # import tabulate\npip  # import pip\n"
@@ -250,12 +250,12 @@ def test_directory_that_cannot_be_used_is_named(wheels: Path, small_list: Path) 
 
 
 def test_another_interpreter_that_was_asked_for_makes_a_new_build(built: Path, wheels: Path) -> None:
-    assert not build_environment(built, wheels=wheels, report=ignore, python=Path(sys.executable))
+    assert not build_environment(built, wheels=wheels, report=ignore, python=preferred())
     record = built / "current" / "record.json"
     other = json.loads(record.read_text()) | {"executable": "/usr/bin/env"}  # some file that exists
     record.write_text(json.dumps(other))
     assert not build_environment(built, wheels=wheels, report=ignore)
-    assert build_environment(built, wheels=wheels, report=ignore, python=Path(sys.executable))
+    assert build_environment(built, wheels=wheels, report=ignore, python=preferred())
 
 
 @pytest.mark.bubblewrap
