@@ -1,6 +1,6 @@
 """What the backend tells the agent; the keys are listed in `wire`.
 
-Above: the launcher, `supervisor`. Below: the standard library. A missing or mistyped key ends the agent at once with a
+Above: `starting`. Below: the standard library. A missing or mistyped key ends the agent at once with a
 sentence on stderr: it is a fault of the backend, not of a user.
 """
 

@@ -137,18 +137,12 @@ def _become(channel: int, launcher: str) -> NoReturn:
 
 
 def _split_off(channel: int, interpreter: Interpreter) -> NoReturn:
-    """In the child: nothing of the agent's runs on in it, nor stays open."""
-    status = 1
-    try:
-        os.dup2(channel, _CHANNEL)
-        os.closerange(_CHANNEL + 1, 1 << 20)
-        os.setsid()
-        wait(interpreter)
-        status = 0
-    except BaseException as error:  # noqa: BLE001 - whatever it is
-        os.write(2, f"the interpreter did not start: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
-    finally:
-        os._exit(status)
+    """In the child: nothing of the agent's stays open. What is raised here ends it as it ends a program."""
+    os.dup2(channel, _CHANNEL)
+    os.closerange(_CHANNEL + 1, 1 << 20)
+    os.setsid()
+    wait(interpreter)
+    sys.exit()
 
 
 def wait(interpreter: Interpreter) -> None:

@@ -35,7 +35,8 @@ def _load(bundle: str) -> None:
     except OSError:
         return
     magic = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
-    if posix.read(fd, len(magic)) == magic:
+    head = posix.read(fd, len(magic) + _INT_BYTES)
+    if head == magic + posix.fstat(fd).st_size.to_bytes(_INT_BYTES, "little"):  # of this Python, and whole
         index = int.from_bytes(posix.read(fd, _INT_BYTES), "little")
         for name, length in marshal.loads(posix.read(fd, index)):
             code = posix.read(fd, length)  # each by itself: what is large leaves a gap where it was
@@ -92,11 +93,10 @@ def _supervise(launcher: str, source: str, first: str = "") -> None:
         early = fork(interpreter)
     from .config import take
 
-    config = take(source)  # at once: the host goes on when it was taken
     _load("agent")
     from .supervisor import main
 
-    main(config, launcher, early)
+    main(take(source), launcher, early)
 
 
 def _names(joined: str) -> list[str]:

@@ -1,6 +1,6 @@
 """PID 1 of the sandbox: builds the parts, reaps, and ends. It never runs user code.
 
-Above: `toolhost_agent` (the launcher). Below: everything else in this directory.
+Above: `starting`. Below: everything else in this directory.
 """
 
 from __future__ import annotations

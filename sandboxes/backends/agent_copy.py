@@ -138,7 +138,9 @@ def _cached(code: types.CodeType, source: bytes) -> bytes:
 
 
 def _bundled(codes: Mapping[str, types.CodeType]) -> bytes:
-    """As the launcher reads it: which Python it is for, the length of the index, the index, the modules."""
+    """As the launcher reads it: which Python it is for, its size, the index with its length before it, the modules."""
     parts = {name: marshal.dumps(code) for name, code in codes.items()}
     index = marshal.dumps([(name, len(part)) for name, part in parts.items()])
-    return importlib.util.MAGIC_NUMBER + len(index).to_bytes(4, "little") + index + b"".join(parts.values())
+    rest = len(index).to_bytes(4, "little") + index + b"".join(parts.values())
+    head = importlib.util.MAGIC_NUMBER
+    return head + (len(head) + 4 + len(rest)).to_bytes(4, "little") + rest

@@ -106,9 +106,10 @@ class Sandboxes:
         patience.cancel.check()
         sandbox_id = secrets.token_hex(16)
         handle = Handle(NAME, key, sandbox_id, "", workspace, created_at=time.time())
-        for mount in self.settings.environment.mounts:
-            if not mount.source.exists():
-                raise EnvironmentMissing(f"{mount.source} is gone: run `toolhost setup`, then start the host again")
+        environment = self.settings.environment
+        for path in (*(mount.source for mount in environment.mounts), *environment.needs):
+            if not path.exists():
+                raise EnvironmentMissing(f"{path} is gone: run `toolhost setup`, then start the host again")
         launcher = Process.of(os.getpid())
         existing = self.workspaces.uid(workspace)
         record = Record(

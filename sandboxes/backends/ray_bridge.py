@@ -237,6 +237,7 @@ def environment_from(fields: dict[str, Any]) -> Environment:
         PurePosixPath(fields["python"]),
         fields["python_version"],
         fields["search_path"],
+        tuple(Path(path) for path in fields["needs"]),
     )
 
 

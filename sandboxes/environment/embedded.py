@@ -56,7 +56,8 @@ class Environment:
 
     `directories`: those to make first, each readable by everybody, outermost first (a mount point's parents that a
     mounting tool makes by itself may be closed to the uid that user code runs as). `python`: the interpreter inside,
-    with every package; also fit to run the agent. `search_path`: for PATH inside.
+    with every package; also fit to run the agent. `search_path`: for PATH inside. `needs`: of the host's files those
+    that must still be there, beside what is mounted.
     """
 
     directories: tuple[PurePosixPath, ...]
@@ -64,6 +65,7 @@ class Environment:
     python: PurePosixPath
     python_version: str
     search_path: str
+    needs: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ def load_environment(directory: Path) -> Environment:
         python=ENVIRONMENT_INSIDE / "bin" / "python3",
         python_version=record.python_version,
         search_path=f"{ENVIRONMENT_INSIDE}/bin:/usr/local/bin:/usr/bin:/bin",
+        needs=(Path(record.executable),),
     )
 
 
@@ -160,6 +163,7 @@ def _build(directory: Path, partial: Path, wheels: Path, python: Path, steps: St
 
     steps.begin(Step.INSPECT)
     interpreter = inspect(python, lambda line: None)
+    steps.detail(f"Python {interpreter.full_version}, {interpreter.executable}")
     _make_skeleton(tree, interpreter)
     here = tree / "bin" / "python3"
 

@@ -8,11 +8,23 @@ import json
 import os
 import platform
 import sys
+import sysconfig
 from pathlib import Path
 
 # Modules that link against libraries. Loading them makes /proc/self/maps name what a sandbox will have to see, and
 # tells whether this Python was built without something that the packages need.
 LINKED = ("ssl", "sqlite3", "ctypes", "lzma", "bz2", "zlib", "pyexpat", "decimal", "unicodedata")
+# What some systems package apart from Python, and user code may want: to make environments, and extensions. Files of
+# the standard library.
+APART = ("ensurepip/__init__.py", "venv/__init__.py", "distutils/core.py", "lib2to3/main.py")
+
+
+def parts() -> list[str]:
+    """Which of APART are there, and the headers."""
+    library = Path(sysconfig.get_path("stdlib"))
+    header = Path(sysconfig.get_path("include", vars={"base": sys.base_prefix}), "Python.h")
+    found = [name for name in APART if (library / name).is_file()]
+    return [*found, header.name] if header.is_file() else found
 
 
 def missing_modules() -> list[str]:
@@ -51,6 +63,7 @@ def main() -> None:
         "prefix": str(Path(sys.base_prefix).resolve()),
         "executable": str(Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()),
         "missing": missing,
+        "parts": parts(),
         "libraries": mapped_libraries(),
     }
     print(json.dumps(facts))

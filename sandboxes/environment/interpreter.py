@@ -60,6 +60,7 @@ class Interpreter:
     full_version: str
     target: Target
     libraries: tuple[Path, ...]
+    parts: frozenset[str] = frozenset()  # see `facts.parts`
 
     @property
     def home_inside(self) -> PurePosixPath:
@@ -93,20 +94,21 @@ def is_system(path: Path) -> bool:
 
 def preferred() -> Path:
     """The Python to build on where none is named: the one that runs this, or the system's, where that is of the same
-    version and whole.
+    version and lacks nothing that the other has.
 
     A sandbox sees the system's anyway, and needs no mounts for it; it stays where a version manager or a deleted
     virtual environment takes the other away; and systems build it for speed, which version managers by default do not.
+    Raises BuildFailed when the one that runs this cannot be used.
     """
     running = Path(sys.executable)
     if is_system(Path(sys.base_prefix)):
         return running
     system = SYSTEM_PROGRAMS / f"python{sys.version_info.major}.{sys.version_info.minor}"
     try:
-        inspect(system, lambda line: None)
+        found = inspect(system, lambda line: None)
     except BuildFailed:
         return running
-    return system
+    return system if found.parts >= inspect(running, lambda line: None).parts else running
 
 
 def inspect(python: Path, on_line: Callable[[str], None]) -> Interpreter:
@@ -143,6 +145,7 @@ def parse_facts(output: str, whose: str) -> Interpreter:
             full_version=".".join(map(str, version)),
             target=target,
             libraries=tuple(Path(path) for path in facts["libraries"]),
+            parts=frozenset(map(str, facts.get("parts", []))),
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise BuildFailed(f"{whose} did not answer as a Python does ({type(error).__name__})") from error

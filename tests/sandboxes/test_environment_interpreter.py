@@ -40,6 +40,10 @@ def test_this_interpreter_is_described_by_its_base_not_by_its_virtual_environmen
     assert found.executable.is_file()
 
 
+def ignore(line: str) -> None:
+    del line
+
+
 def named(directory: Path, program: str, text: str) -> None:
     path = directory / program
     path.write_text(text)
@@ -57,8 +61,12 @@ def test_the_systems_python_is_preferred_where_it_is_of_this_version_and_whole(
     assert preferred() == running  # none of this version
     named(tmp_path, program, "#!/bin/sh\necho no module named encodings >&2; exit 1\n")
     assert preferred() == running
-    named(tmp_path, program, f'#!/bin/sh\nexec {running} "$@"\n')
-    assert preferred() == tmp_path / program
+    for parts, better in (
+        (["venv/__init__.py"], running),
+        (sorted(inspect(running, ignore).parts), tmp_path / program),
+    ):
+        named(tmp_path, program, f"#!/bin/sh\necho '{json.dumps(FACTS | {'parts': parts})}'\n")
+        assert preferred() == better
     monkeypatch.setattr(sys, "base_prefix", "/usr")
     assert preferred() == running  # it is the system's
 

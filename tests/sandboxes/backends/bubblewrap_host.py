@@ -57,7 +57,7 @@ class Host:
         host = cls(directory / "state", directory / "agent")
         shutil.copytree(sandboxes.agent.__path__[0], host.agent)
         host.state.mkdir(mode=0o700)
-        for path in (host.state, host.agent / "toolhost_agent.py"):
+        for path in (host.state, *host.agent.iterdir()):
             os.chown(path, uid, uid)
         return host
 

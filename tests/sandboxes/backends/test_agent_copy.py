@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -82,11 +82,22 @@ def loaded(made: Path, kind: str) -> dict[str, bool]:
     return found
 
 
+def of_another_python(bundle: bytes) -> bytes:
+    return b"\0\0\0\0" + bundle[len(importlib.util.MAGIC_NUMBER) :]
+
+
+def cut_short(bundle: bytes) -> bytes:
+    return bundle[: len(bundle) // 2]
+
+
+@pytest.mark.parametrize("spoil", [of_another_python, cut_short, lambda bundle: b""], ids=["foreign", "cut", "empty"])
 @pytest.mark.parametrize("kind", ["agent", "interpreter"])
-def test_what_starts_together_is_in_bundles_which_another_python_leaves_alone(tmp_path: Path, kind: str) -> None:
+def test_what_starts_together_is_in_bundles_which_are_whole_or_left_alone(
+    tmp_path: Path, kind: str, spoil: Callable[[bytes], bytes]
+) -> None:
     made = make_agent(tmp_path, SOURCE, str(tmp_path), platform.python_version())
     found = loaded(made, kind)
     assert [name for name, looked_for in found.items() if looked_for] == ["starting"]
     for path in made.glob("__pycache__/*.bundle"):
-        path.write_bytes(b"\0\0\0\0" + path.read_bytes()[len(importlib.util.MAGIC_NUMBER) :])
+        path.write_bytes(spoil(path.read_bytes()))
     assert loaded(made, kind) == dict.fromkeys(found, True)

@@ -28,7 +28,7 @@ from sandboxes.backends.seccomp import REFUSED, program
 from sandboxes.errors import EnvironmentMissing, IsolationUnavailable, NoCapacity, SandboxError, StateLost
 from sandboxes.owner import Owner
 from sandboxes.spec import Limits, SandboxSpec
-from tests.sandboxes.backends.bubblewrap_host import NOBODY, SMALL, Host, as_user, python, talking
+from tests.sandboxes.backends.bubblewrap_host import NOBODY, SMALL, Host, as_user, environment, python, talking
 from tests.support.trees import find_named
 
 pytestmark = pytest.mark.bubblewrap
@@ -271,9 +271,24 @@ def test_a_name_that_is_no_file_name_is_refused(run: Run, name: str) -> None:
     run(body)
 
 
-def test_an_agent_that_cannot_start_is_an_error_with_what_it_said(run: Run) -> None:
+def test_a_python_that_was_removed_while_the_host_ran_is_named_with_what_to_do(run: Run) -> None:
     async def body(host: Host) -> None:
-        (host.agent / "toolhost_agent.py").write_text("raise SystemExit('no luck today')")
+        python = host.state / "python3.0"  # the system's, which needs no mount of its own
+        python.touch()
+        needing = dataclasses.replace(environment(), needs=(python,))
+        async with host.opened(environment=lambda: needing) as backend:
+            await backend.launch("before", SMALL, "before")
+            python.unlink()
+            with pytest.raises(EnvironmentMissing, match=r"python3\.0 is gone: run `toolhost setup`"):
+                await backend.launch("k", SMALL, "w")
+
+    run(body)
+
+
+@pytest.mark.parametrize("part", ["toolhost_agent.py", "executions.py"])
+def test_an_agent_that_cannot_start_is_an_error_with_what_it_said(run: Run, part: str) -> None:
+    async def body(host: Host) -> None:
+        (host.agent / part).write_text("raise SystemExit('no luck today')")
         async with host.opened() as backend:
             with pytest.raises(IsolationUnavailable, match="no luck today"):
                 await backend.launch("k", SMALL, "w")
