@@ -100,13 +100,16 @@ async def crash(manager: SessionManager) -> None:
     tasks += [run.task for session in keeper.sessions.values() for run in session.runs.values()]
     ended = [task for task in tasks if task is not None]
     manager._pool._task = manager._sweeping = None
+    sandboxes = [session.sandbox for session in keeper.sessions.values() if session.sandbox is not None]
+    for sandbox in sandboxes:
+        sandbox.on_lost = None
+        if sandbox._client is not None:
+            sandbox._client._channel.writer.transport.abort()  # first: a call that ends here would send its cancel
     for task in ended:
         task.cancel()
     await asyncio.gather(*ended, return_exceptions=True)
-    for session in keeper.sessions.values():
-        if session.sandbox is not None:
-            session.sandbox.on_lost = None
-            await session.sandbox.close()
+    for sandbox in sandboxes:
+        await sandbox.close()
     for sandbox in manager._pool._ready:
         sandbox.on_lost = None
         await sandbox.close()
