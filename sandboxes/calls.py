@@ -58,7 +58,8 @@ _NOT_REACHED = "the tool host stopped before this call reached the sandbox; noth
 
 
 class NotReached(Exception):
-    """The sandbox does not know an attempt that was taken over: what becomes of it is the ledger's to say."""
+    """The sandbox does not know an attempt that was taken over: what becomes of it is the ledger's to say. Or it was
+    taken back before it ran, and is wanted again."""
 
 
 class Calls:
@@ -90,6 +91,13 @@ class Calls:
     async def wait(self, session: Session, run: Run, digest: str) -> Outcome:
         """Its outcome, for who has arguments of this digest. Cancelling the last one who waits ends what runs, by the
         ladder. Raises SessionOver and NotReached: it is to be begun again; AttemptConflict."""
+        if run.cancelled == "cancel":  # who went away is back, or another came: somebody wants it again
+            run.cancelled = ""
+        if _taken_back(run) and session.phase not in OVER:
+            assert run.task is not None
+            await asyncio.wait([run.task])
+            await asyncio.sleep(0)  # then the session has forgotten it
+            raise NotReached
         run.waiters += 1
         try:
             outcome = await self._watch(session, run)
@@ -152,8 +160,9 @@ class Calls:
 
     @staticmethod
     async def _cancel(session: Session, run: Run, sandbox: Sandbox) -> None:
-        """Tells the sandbox, for as long as the call itself is tried: what runs outlives a broken connection."""
-        while True:
+        """Tells the sandbox, for as long as the call itself is tried and nobody wants it again: what runs outlives a
+        broken connection."""
+        while run.cancelled:
             try:
                 await sandbox.cancel(run.attempt_id, run.cancelled)
                 return
@@ -646,6 +655,12 @@ class _Heard:
 def _sent(run: Run | None) -> bool:
     """Whether this host sends its code, and does not only fetch what came of it."""
     return run is not None and run.execution is not None
+
+
+def _taken_back(run: Run) -> bool:
+    """Whether it was cancelled before it could run; it may still be about to notice."""
+    task = run.task
+    return task is not None and (task.cancelled() or (not task.done() and task.cancelling() > 0))
 
 
 def _ended_note(session: Session) -> str:

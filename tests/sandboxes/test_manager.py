@@ -938,6 +938,75 @@ async def test_a_retry_that_is_cancelled_before_what_it_joined_has_its_turn_ends
     await _cut_short(manager, at, "endless")
 
 
+async def test_a_caller_who_is_back_before_what_it_joined_has_its_turn_is_not_ended_by_its_own_going_away(
+    world: World,
+) -> None:
+    manager, at = await _left_running(world)
+    retry = asyncio.create_task(run(at, ENDLESS, attempt="endless"))
+    await until(lambda: bool(at.session and at.session.runs["endless"].waiters))
+    assert at.session is not None
+    joined = at.session.runs["endless"]
+    retry.cancel()
+    await asyncio.gather(retry, return_exceptions=True)
+    assert (joined.cancelled, joined.inside) == ("cancel", None)
+    again = asyncio.create_task(run(at, ENDLESS, attempt="endless"))
+    await until(lambda: bool(joined.waiters))
+    await until(lambda: joined.inside is not None)
+    done, _ = await asyncio.wait([again], timeout=0.5)
+    assert not done
+    again.cancel()  # the last one who waits still ends it
+    await asyncio.gather(again, return_exceptions=True)
+    await _cut_short(manager, at, "endless")
+
+
+async def test_a_caller_who_is_back_while_its_call_is_being_registered_gets_it_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 41")
+    assert at.session is not None
+    reached, gate = _slow_register(world, monkeypatch)
+    first = asyncio.create_task(run(at, "x + 1", attempt="once"))
+    await reached.wait()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    again = asyncio.create_task(run(at, "x + 1", attempt="once"))
+    await until(lambda: bool(at.session and at.session.runs["once"].waiters))
+    gate.set()
+    assert text_of(await again) == "42"
+
+
+async def test_a_caller_who_is_back_in_the_moment_its_call_is_taken_back_gets_it_run(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    running = await started(at, ENDLESS)
+    assert at.session is not None
+    first = asyncio.create_task(run(at, "6 * 7", attempt="once"))
+    await until(lambda: bool(at.session and "once" in at.session.runs))
+    taken_back = at.session.runs["once"]
+    manager._calls.abandon(at.session, taken_back, "cancel")
+    again = asyncio.create_task(run(at, "6 * 7", attempt="once"))
+    first.cancel()
+    running.cancel()
+    assert text_of(await again) == "42"
+    await asyncio.gather(first, running, return_exceptions=True)
+
+
+def _slow_register(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Set when an attempt is in the ledger; and to be set for the host to hear it."""
+    register, reached, gate = world.store.register, asyncio.Event(), asyncio.Event()
+
+    async def slow(attempt: AttemptRecord) -> AttemptRecord:
+        known = await register(attempt)
+        reached.set()
+        await gate.wait()
+        return known
+
+    monkeypatch.setattr(world.store, "register", slow)
+    return reached, gate
+
+
 async def test_a_stop_ends_what_was_taken_over_and_has_not_had_its_turn(world: World) -> None:
     manager, at = await _left_running(world)
     await manager.close()
