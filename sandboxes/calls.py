@@ -22,7 +22,7 @@ import dataclasses
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from sandboxes.client import Bound
 from sandboxes.errors import (
@@ -315,8 +315,12 @@ class Calls:
                     sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
                     if not run.fresh and (known := await self._known(session, run)) is not None:
                         return known
-                if not run.fresh and self._may_have_run_before(session, registered, sandbox):
-                    return await self._joined(session, run, sandbox, registered)
+                if not run.fresh and (
+                    run.cancelled or session.phase in OVER or self._may_have_run_before(session, registered, sandbox)
+                ):
+                    joined = await self._joined(session, run, sandbox, registered)
+                    if joined is not None:
+                        return joined
             if run.cancelled:
                 return self._never_started(session, run, "the call was cancelled before its code ran")
             if session.phase in OVER:
@@ -324,16 +328,17 @@ class Calls:
                 return self._never_started(session, run, note, closed=True)
             return await self._run(session, run, sandbox, execution)
 
-    async def _joined(self, session: Session, run: Run, sandbox: Sandbox, registered: AttemptRecord) -> Outcome:
-        """One that may have run in an earlier sandbox is lost with it, unless this very sandbox has it."""
-        self._enter(session, run, sandbox)
-        try:
-            outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
-        except AttemptUnknown:
-            return await self._settled_lost(session, registered)
-        finally:
-            run.inside = None
-        return self._finish(session, run, outcome)
+    async def _joined(self, session: Session, run: Run, sandbox: Sandbox, registered: AttemptRecord) -> Outcome | None:
+        """The outcome of one that the ledger had already, that may run inside or have run; None: it has not. One that
+        may have run in an earlier sandbox is lost with it, unless this very sandbox has it."""
+        with self._inside(session, run, sandbox):
+            try:
+                outcome = await self._fetched(session, run, sandbox)
+            except AttemptUnknown:
+                if self._may_have_run_before(session, registered, sandbox):
+                    return await self._settled_lost(session, registered)
+                return await self._settled_meanwhile(session, registered)
+        return self._finish_fetched(session, run, outcome)
 
     def _never_started(self, session: Session, run: Run, note: str, *, closed: bool = False) -> Outcome:
         keeper = self._keeper
@@ -345,7 +350,8 @@ class Calls:
 
     async def _run(self, session: Session, run: Run, sandbox: Sandbox, execution: Execution) -> Outcome:
         keeper = self._keeper
-        session.queue.remove(run)
+        if run in session.queue:
+            session.queue.remove(run)
         session.running = run
         run.inside = sandbox
         session.change(Transition.CALL)
@@ -510,37 +516,54 @@ class Calls:
             sandbox = session.sandbox
             if sandbox is None or session.phase not in (Phase.IDLE, Phase.RUNNING):
                 raise SessionOver
-            session.queue.remove(run)
-            session.running = run
-            if session.phase is Phase.IDLE:
-                session.change(Transition.CALL)
-            self._enter(session, run, sandbox)
-            try:
-                outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
-            except StateLost as error:
-                await keeper.records.looked(session, error)
-                outcome = self._lost(session, run, error, _Heard())
-            except (ChannelLost, EngineUnavailable) as error:
-                if session.phase not in OVER:
-                    session.astray[run.attempt_id] = run.cancelled
-                    raise
-                outcome = self._lost(session, run, error, _Heard())
-            except AttemptUnknown:
-                if await keeper.store.attempt(session.key, run.attempt_id) is not None:
-                    raise NotReached from None
-                attempt = keeper.record_of(session, run)  # of an id that the host minted: nobody sends it again
-                outcome = never_started_outcome(session.record, attempt, keeper.clock.now(), _NOT_REACHED, cause=None)
-            finally:
-                run.inside = session.running = None
-                if session.phase is Phase.RUNNING:
-                    session.change(Transition.DONE)
-            if not run.digest:
-                run.digest = outcome.receipt.digest
-            run.queued_at = outcome.receipt.queued_at
-            outcome = self._finish(session, run, outcome)
-            if outcome.state_lost_before is not None and not run.waiters:  # nobody may ever read it: the next one tells
-                session.update(lost_reason=outcome.state_lost_before)
-            return outcome
+            with self._inside(session, run, sandbox):
+                try:
+                    outcome = await self._fetched(session, run, sandbox)
+                except AttemptUnknown:
+                    if await keeper.store.attempt(session.key, run.attempt_id) is not None:
+                        raise NotReached from None
+                    attempt = keeper.record_of(session, run)  # of an id that the host minted: nobody sends it again
+                    now = keeper.clock.now()
+                    outcome = never_started_outcome(session.record, attempt, now, _NOT_REACHED, cause=None)
+            return self._finish_fetched(session, run, outcome)
+
+    @contextlib.contextmanager
+    def _inside(self, session: Session, run: Run, sandbox: Sandbox) -> Iterator[None]:
+        """The session runs it, as far as one can tell: it may run in the sandbox, or have run."""
+        session.queue.remove(run)
+        session.running = run
+        if session.phase is Phase.IDLE:
+            session.change(Transition.CALL)
+        self._enter(session, run, sandbox)
+        try:
+            yield
+        finally:
+            run.inside = session.running = None
+            if session.phase is Phase.RUNNING:
+                session.change(Transition.DONE)
+
+    async def _fetched(self, session: Session, run: Run, sandbox: Sandbox) -> Outcome:
+        """What comes of one that may be inside. Raises AttemptUnknown; ChannelLost and EngineUnavailable, and it is
+        astray then."""
+        try:
+            return await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
+        except StateLost as error:
+            await self._keeper.records.looked(session, error)
+            return self._lost(session, run, error, _Heard())
+        except (ChannelLost, EngineUnavailable) as error:
+            if session.phase not in OVER:
+                session.astray[run.attempt_id] = run.cancelled
+                raise
+            return self._lost(session, run, error, _Heard())
+
+    def _finish_fetched(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
+        if not run.digest:
+            run.digest = outcome.receipt.digest
+        run.queued_at = outcome.receipt.queued_at
+        outcome = self._finish(session, run, outcome)
+        if outcome.state_lost_before is not None and not run.waiters:  # nobody may ever read it: the next one tells
+            session.update(lost_reason=outcome.state_lost_before)
+        return outcome
 
     def _may_have_run_before(self, session: Session, known: AttemptRecord, sandbox: Sandbox) -> bool:
         """Whether an attempt that this sandbox does not know may have run in an earlier one, that was lost while

@@ -1007,6 +1007,83 @@ def _slow_register(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[async
     return reached, gate
 
 
+async def _astray(world: World) -> tuple[SessionManager, Attachment]:
+    """A host whose call "astray" runs on inside, without its connection and without anybody who waits for it."""
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost):
+        await call
+    world.engine.fails.clear()
+    await world.clock.advance(0.1)  # a retry is later, and no sweep comes before it
+    return manager, at
+
+
+async def test_a_retry_that_is_cancelled_while_it_is_registered_ends_what_runs_inside(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, at = await _astray(world)
+    reached, gate = _slow_register(world, monkeypatch)
+    retry = asyncio.create_task(run(at, ENDLESS, attempt="astray"))
+    await reached.wait()
+    retry.cancel()
+    await asyncio.gather(retry, return_exceptions=True)
+    gate.set()
+    await _cut_short(manager, at, "astray")
+    assert world.sandboxes[0].agent._running is None
+    assert world.sandboxes[0].agent.executed.count("astray") == 1
+
+
+async def test_a_session_that_closes_while_a_retry_is_registered_does_not_say_that_what_runs_inside_did_not_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, at = await _astray(world)
+    reached, gate = _slow_register(world, monkeypatch)
+    retry = asyncio.create_task(run(at, ENDLESS, attempt="astray"))
+    await reached.wait()
+    session = at.session
+    assert session is not None
+    assert manager._keeper.close(session, CloseReason.OPERATOR)
+    gate.set()
+    receipt = (await retry).receipt
+    assert (receipt.ending, receipt.state) == (Ending.KILLED, State.LOST)
+    assert receipt.cause is not None
+    assert receipt.cause.kind is CauseKind.SESSION_CLOSED
+    await session.closed.wait()
+    (known,) = await world.store.attempts(session.key)
+    assert known.receipt is not None
+    assert known.receipt.ending is Ending.KILLED
+
+
+@pytest.mark.parametrize("back", [False, True])
+async def test_a_retry_that_is_cancelled_while_it_is_registered_never_started_where_the_sandbox_does_not_know_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 41")
+    await registered(world, manager, at, "x + 1", "once")
+    await world.clock.advance(0.1)
+    reached, gate = _slow_register(world, monkeypatch)
+    retry = asyncio.create_task(run(at, "x + 1", attempt="once"))
+    await reached.wait()
+    retry.cancel()
+    await asyncio.gather(retry, return_exceptions=True)
+    agent = world.sandboxes[0].agent
+    agent.slow_s = 0.05
+    gate.set()
+    assert at.session is not None
+    found = at.session.runs["once"]
+    if back:  # while the sandbox is asked
+        await until(lambda: found.inside is not None)
+        assert text_of(await run(at, "x + 1", attempt="once")) == "42"
+    else:
+        assert (await manager.collect(at.key, "once")).receipt.ending is Ending.NEVER_STARTED
+        assert "once" not in agent.executed
+
+
 async def test_a_stop_ends_what_was_taken_over_and_has_not_had_its_turn(world: World) -> None:
     manager, at = await _left_running(world)
     await manager.close()
