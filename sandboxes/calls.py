@@ -24,7 +24,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-from sandboxes.client import Bound
+from sandboxes.client import REPLY_S, Bound
 from sandboxes.errors import (
     AttemptConflict,
     AttemptExpired,
@@ -53,6 +53,7 @@ CLOCKS_S = 5.0  # by which the clocks of two machines may differ
 COLLECT_TRIES = 20
 COLLECT_PAUSE_S = 0.1
 CANCEL_PAUSE_S = 0.05
+INTERRUPT_S = REPLY_S  # for asking what runs: who interrupts does not wait for as long as a call is tried
 _CUT_SHORT = (Ending.KILLED, Ending.INTERRUPTED, Ending.TIMED_OUT)
 _NOT_REACHED = "the tool host stopped before this call reached the sandbox; nothing ran: the same attempt id runs it"
 
@@ -79,6 +80,8 @@ class Calls:
         if run is None:
             self._check(session, execution)
             run = Run(attempt_id, digest, execution, self._keeper.clock.now())
+            if session.astray.get(attempt_id) == "operator":  # not the caller's to take back
+                run.cancelled = "operator"
             session.runs[attempt_id] = run
             session.queue.append(run)
             self._task(session, run, self._perform, "call")
@@ -167,35 +170,44 @@ class Calls:
                 await sandbox.cancel(run.attempt_id, run.cancelled)
                 return
             except (AttemptUnknown, ChannelLost, EngineUnavailable, StateLost) as error:
-                if session.phase in OVER:  # its sandbox is being ended, and the code with it
+                # Its sandbox is being ended, and the code with it; or the call was over first: it has an outcome, or is
+                # astray, and who takes it over cancels it.
+                if session.phase in OVER or run.inside is not sandbox:
                     return
-                if run.inside is not sandbox and isinstance(error, AttemptUnknown):  # it has ended, and was settled
-                    return
-                if run.inside is not sandbox or isinstance(error, StateLost):
+                if isinstance(error, StateLost):
                     raise
             await asyncio.sleep(CANCEL_PAUSE_S)  # then it was sent again: an unknown one broke with its connection
 
     async def interrupt(self, session: Session) -> bool:
-        """Ends what runs in the sandbox, by the ladder; False when nothing runs. Raises SandboxError.
+        """Ends what runs in the sandbox, by the ladder; False when nothing runs. Raises SandboxError where nobody can
+        say what runs, after INTERRUPT_S at most.
 
         The sandbox is asked what that is. It need not be the call that is this host's to wait for: another host may
         have been first, a call's connection may have been lost, and after a restart what had ended is fetched before
         what runs.
         """
         run = session.running
+        failed: SandboxError | None = None
         try:
-            sandbox = await self._starter.reached(session)
-            if sandbox is not None and (running := await sandbox.running()) is not None:
-                with contextlib.suppress(AttemptUnknown):  # it has just ended
-                    await sandbox.cancel(running, "operator")
-                return True
+            async with asyncio.timeout(INTERRUPT_S):
+                sandbox = await self._starter.reached(session)
+                if sandbox is not None and (running := await sandbox.running()) is not None:
+                    with contextlib.suppress(AttemptUnknown):  # it has just ended
+                        await sandbox.cancel(running, "operator")
+                    return True
+        except TimeoutError:
+            failed = ChannelLost("the sandbox did not say in time what runs; try again")
+        except StateLost:
+            pass
         except SandboxError as error:
-            if not (_sent(run) or isinstance(error, StateLost)):
-                raise
-        if run is None or run is not session.running or not _sent(run):
-            return False
-        self.abandon(session, run, "operator")  # its code is on its way there, or its outcome on the way back
-        return True
+            failed = error
+        if run is not None and run is session.running and run.execution is not None:
+            # This host sends its code, and does not only fetch what came of it: that is on its way, there or back.
+            self.abandon(session, run, "operator")
+            return True
+        if failed is not None:
+            raise failed
+        return False
 
     async def collect(self, session: Session, attempt_id: str) -> Outcome:
         """The outcome of an attempt of an open session. Raises AttemptUnknown, AttemptExpired, ChannelLost."""
@@ -673,11 +685,6 @@ class _Heard:
     @property
     def printed(self) -> str:
         return "".join(self._pieces)
-
-
-def _sent(run: Run | None) -> bool:
-    """Whether this host sends its code, and does not only fetch what came of it."""
-    return run is not None and run.execution is not None
 
 
 def _taken_back(run: Run) -> bool:

@@ -8,9 +8,11 @@ import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
 import pytest
 
+from sandboxes import calls as calls_module
 from sandboxes import client as client_module
 from sandboxes import sandbox as sandbox_module
 from sandboxes.client import _Execution
@@ -1007,9 +1009,9 @@ def _slow_register(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[async
     return reached, gate
 
 
-async def _astray(world: World) -> tuple[SessionManager, Attachment]:
+async def _astray(world: World, **settings: object) -> tuple[SessionManager, Attachment]:
     """A host whose call "astray" runs on inside, without its connection and without anybody who waits for it."""
-    manager = await world.manager()
+    manager = await world.manager(**settings)
     at = attach(manager, "a")
     call = await started(at, ENDLESS, attempt="astray")
     world.engine.fails["connect"] = ChannelLost("it cannot be reached")
@@ -1109,6 +1111,31 @@ async def test_an_interrupt_ends_what_runs_on_after_its_connection_was_lost_for_
     await _cut_short(manager, at, "astray")
 
 
+async def test_an_interrupt_waits_no_longer_than_for_a_reply_where_the_sandbox_cannot_be_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "INTERRUPT_S", 0.1)
+    manager, at = await _astray(world, engine_s=0.5)
+    world.engine.hangs.add("connect")
+    world.sandboxes[0].agent.drop_connections()
+    session = at.session
+    assert session is not None
+    await until(lambda: session.sandbox is not None and not session.sandbox.connected)
+    async with asyncio.timeout(2):
+        with pytest.raises(ChannelLost, match="did not say in time"):
+            await manager.interrupt(at.key)
+        # Here a call of this host's own is on its way: that one it is to end as soon as it can be reached.
+        retry = asyncio.create_task(run(at, ENDLESS, attempt="astray"))
+        world.engine.hangs.clear()
+        await until(lambda: "astray" in session.runs and session.runs["astray"].inside is not None)
+        world.engine.hangs.add("connect")
+        world.sandboxes[0].agent.drop_connections()
+        await until(lambda: session.sandbox is not None and not session.sandbox.connected)
+        assert await manager.interrupt(at.key)
+    world.engine.hangs.clear()
+    assert (await retry).receipt.ending is Ending.INTERRUPTED
+
+
 async def test_an_interrupt_ends_what_runs_and_not_the_next_call_that_waits_for_it_inside(world: World) -> None:
     manager = await world.manager()
     at = attach(manager, "a")
@@ -1186,6 +1213,66 @@ async def test_a_cancel_is_not_forgotten_when_its_call_cannot_be_reached_for_lon
     world.engine.fails.clear()
     await turn(world, 2)  # a sweep
     await _cut_short(manager, at, "astray")
+
+
+async def test_an_interrupt_does_not_say_that_nothing_ran_when_its_call_could_not_be_reached_either(
+    world: World,
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost):  # both try for as long
+        await manager.interrupt(at.key)
+    await asyncio.gather(call, return_exceptions=True)
+    world.engine.fails.clear()
+    assert await manager.interrupt(at.key)
+
+
+async def test_one_that_cannot_be_fetched_keeps_no_other_from_the_ledger(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "6 * 7", attempt="first")
+    await run(at, "6 * 7", attempt="second")
+    session = at.session
+    assert session is not None
+    await manager._keeper.settled()
+    attach_to, asked = sandbox_module.Sandbox.attach, list[str]()
+
+    async def lost(self: sandbox_module.Sandbox, attempt: str, *others: Any) -> Outcome:
+        asked.append(attempt)
+        if attempt == "second":
+            raise ChannelLost("it cannot be reached")
+        return await attach_to(self, attempt, *others)
+
+    monkeypatch.setattr(sandbox_module.Sandbox, "attach", lost)
+    session.astray.update(second="", first="")
+    for _ in range(3):
+        await turn(world, 1)
+        await until(lambda: not session.busy)
+    assert asked[:3] == ["second", "first", "second"]
+
+
+async def test_an_operators_interrupt_holds_for_the_retry_of_a_call_that_could_not_be_reached(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    sandbox = at.session and at.session.sandbox
+    assert sandbox is not None
+    await until(lambda: not sandbox.connected)
+    assert await manager.interrupt(at.key)
+    with pytest.raises(ChannelLost):
+        await call
+    await until(lambda: "cancel" not in {task.get_name() for task in manager._keeper._tasks})  # it has given up
+    assert "cancel" not in {where for where, _ in world.recorder.failures}  # the call's failure is told, and is enough
+    world.engine.fails.clear()
+    await world.clock.advance(0.1)
+    assert (await run(at, ENDLESS, attempt="astray")).receipt.ending is Ending.INTERRUPTED
 
 
 async def test_what_runs_is_taken_over_by_a_sweep_when_the_engine_did_not_answer_at_the_start(world: World) -> None:
