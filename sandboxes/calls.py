@@ -320,7 +320,7 @@ class Calls:
             if execution.attempt_id:
                 record = keeper.record_of(session, run)
                 registered = await keeper.store.register(record)
-                run.fresh = registered == record
+                run.fresh = registered == record and run.attempt_id not in session.astray  # a clock may stand still
                 if (known := self._settled(session, run, registered)) is not None:
                     return known
                 if session.phase is Phase.LOST:  # in this moment

@@ -1019,7 +1019,6 @@ async def _astray(world: World, **settings: object) -> tuple[SessionManager, Att
     with pytest.raises(ChannelLost):
         await call
     world.engine.fails.clear()
-    await world.clock.advance(0.1)  # a retry is later, and no sweep comes before it
     return manager, at
 
 
@@ -1271,7 +1270,6 @@ async def test_an_operators_interrupt_holds_for_the_retry_of_a_call_that_could_n
     await until(lambda: "cancel" not in {task.get_name() for task in manager._keeper._tasks})  # it has given up
     assert "cancel" not in {where for where, _ in world.recorder.failures}  # the call's failure is told, and is enough
     world.engine.fails.clear()
-    await world.clock.advance(0.1)
     assert (await run(at, ENDLESS, attempt="astray")).receipt.ending is Ending.INTERRUPTED
 
 
