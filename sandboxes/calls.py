@@ -22,9 +22,9 @@ import dataclasses
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
-from sandboxes.client import Bound
+from sandboxes.client import REPLY_S, Bound
 from sandboxes.errors import (
     AttemptConflict,
     AttemptExpired,
@@ -53,12 +53,14 @@ CLOCKS_S = 5.0  # by which the clocks of two machines may differ
 COLLECT_TRIES = 20
 COLLECT_PAUSE_S = 0.1
 CANCEL_PAUSE_S = 0.05
+INTERRUPT_S = REPLY_S  # for asking what runs: who interrupts does not wait for as long as a call is tried
 _CUT_SHORT = (Ending.KILLED, Ending.INTERRUPTED, Ending.TIMED_OUT)
 _NOT_REACHED = "the tool host stopped before this call reached the sandbox; nothing ran: the same attempt id runs it"
 
 
 class NotReached(Exception):
-    """The sandbox does not know an attempt that was taken over: what becomes of it is the ledger's to say."""
+    """The sandbox does not know an attempt that was taken over: what becomes of it is the ledger's to say. Or it was
+    taken back before it ran, and is wanted again."""
 
 
 class Calls:
@@ -78,6 +80,8 @@ class Calls:
         if run is None:
             self._check(session, execution)
             run = Run(attempt_id, digest, execution, self._keeper.clock.now())
+            if session.astray.get(attempt_id) == "operator":  # not the caller's to take back
+                run.cancelled = "operator"
             session.runs[attempt_id] = run
             session.queue.append(run)
             self._task(session, run, self._perform, "call")
@@ -90,6 +94,13 @@ class Calls:
     async def wait(self, session: Session, run: Run, digest: str) -> Outcome:
         """Its outcome, for who has arguments of this digest. Cancelling the last one who waits ends what runs, by the
         ladder. Raises SessionOver and NotReached: it is to be begun again; AttemptConflict."""
+        if run.cancelled == "cancel":  # who went away is back, or another came: somebody wants it again
+            run.cancelled = ""
+        if _taken_back(run) and session.phase not in OVER:
+            assert run.task is not None
+            await asyncio.wait([run.task])
+            await asyncio.sleep(0)  # then the session has forgotten it
+            raise NotReached
         run.waiters += 1
         try:
             outcome = await self._watch(session, run)
@@ -152,41 +163,51 @@ class Calls:
 
     @staticmethod
     async def _cancel(session: Session, run: Run, sandbox: Sandbox) -> None:
-        """Tells the sandbox, for as long as the call itself is tried: what runs outlives a broken connection."""
-        while True:
+        """Tells the sandbox, for as long as the call itself is tried and nobody wants it again: what runs outlives a
+        broken connection."""
+        while run.cancelled:
             try:
                 await sandbox.cancel(run.attempt_id, run.cancelled)
                 return
             except (AttemptUnknown, ChannelLost, EngineUnavailable, StateLost) as error:
-                if session.phase in OVER:  # its sandbox is being ended, and the code with it
+                # Its sandbox is being ended, and the code with it; or the call was over first: it has an outcome, or is
+                # astray, and who takes it over cancels it.
+                if session.phase in OVER or run.inside is not sandbox:
                     return
-                if run.inside is not sandbox and isinstance(error, AttemptUnknown):  # it has ended, and was settled
-                    return
-                if run.inside is not sandbox or isinstance(error, StateLost):
+                if isinstance(error, StateLost):
                     raise
             await asyncio.sleep(CANCEL_PAUSE_S)  # then it was sent again: an unknown one broke with its connection
 
     async def interrupt(self, session: Session) -> bool:
-        """Ends what runs in the sandbox, by the ladder; False when nothing runs. Raises SandboxError.
+        """Ends what runs in the sandbox, by the ladder; False when nothing runs. Raises SandboxError where nobody can
+        say what runs, after INTERRUPT_S at most.
 
         The sandbox is asked what that is. It need not be the call that is this host's to wait for: another host may
         have been first, a call's connection may have been lost, and after a restart what had ended is fetched before
         what runs.
         """
         run = session.running
+        failed: SandboxError | None = None
         try:
-            sandbox = await self._starter.reached(session)
-            if sandbox is not None and (running := await sandbox.running()) is not None:
-                with contextlib.suppress(AttemptUnknown):  # it has just ended
-                    await sandbox.cancel(running, "operator")
-                return True
+            async with asyncio.timeout(INTERRUPT_S):
+                sandbox = await self._starter.reached(session)
+                if sandbox is not None and (running := await sandbox.running()) is not None:
+                    with contextlib.suppress(AttemptUnknown):  # it has just ended
+                        await sandbox.cancel(running, "operator")
+                    return True
+        except TimeoutError:
+            failed = ChannelLost("the sandbox did not say in time what runs; try again")
+        except StateLost:
+            pass
         except SandboxError as error:
-            if not (_sent(run) or isinstance(error, StateLost)):
-                raise
-        if run is None or run is not session.running or not _sent(run):
-            return False
-        self.abandon(session, run, "operator")  # its code is on its way there, or its outcome on the way back
-        return True
+            failed = error
+        if run is not None and run is session.running and run.execution is not None:
+            # This host sends its code, and does not only fetch what came of it: that is on its way, there or back.
+            self.abandon(session, run, "operator")
+            return True
+        if failed is not None:
+            raise failed
+        return False
 
     async def collect(self, session: Session, attempt_id: str) -> Outcome:
         """The outcome of an attempt of an open session. Raises AttemptUnknown, AttemptExpired, ChannelLost."""
@@ -299,15 +320,19 @@ class Calls:
             if execution.attempt_id:
                 record = keeper.record_of(session, run)
                 registered = await keeper.store.register(record)
-                run.fresh = registered == record
+                run.fresh = registered == record and run.attempt_id not in session.astray  # a clock may stand still
                 if (known := self._settled(session, run, registered)) is not None:
                     return known
                 if session.phase is Phase.LOST:  # in this moment
                     sandbox = await self._starter.ensure(session, lambda n: run.emit(Queued("admission", n)))
                     if not run.fresh and (known := await self._known(session, run)) is not None:
                         return known
-                if not run.fresh and self._may_have_run_before(session, registered, sandbox):
-                    return await self._joined(session, run, sandbox, registered)
+                if not run.fresh and (
+                    run.cancelled or session.phase in OVER or self._may_have_run_before(session, registered, sandbox)
+                ):
+                    joined = await self._joined(session, run, sandbox, registered)
+                    if joined is not None:
+                        return joined
             if run.cancelled:
                 return self._never_started(session, run, "the call was cancelled before its code ran")
             if session.phase in OVER:
@@ -315,16 +340,17 @@ class Calls:
                 return self._never_started(session, run, note, closed=True)
             return await self._run(session, run, sandbox, execution)
 
-    async def _joined(self, session: Session, run: Run, sandbox: Sandbox, registered: AttemptRecord) -> Outcome:
-        """One that may have run in an earlier sandbox is lost with it, unless this very sandbox has it."""
-        self._enter(session, run, sandbox)
-        try:
-            outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
-        except AttemptUnknown:
-            return await self._settled_lost(session, registered)
-        finally:
-            run.inside = None
-        return self._finish(session, run, outcome)
+    async def _joined(self, session: Session, run: Run, sandbox: Sandbox, registered: AttemptRecord) -> Outcome | None:
+        """The outcome of one that the ledger had already, that may run inside or have run; None: it has not. One that
+        may have run in an earlier sandbox is lost with it, unless this very sandbox has it."""
+        with self._inside(session, run, sandbox):
+            try:
+                outcome = await self._fetched(session, run, sandbox)
+            except AttemptUnknown:
+                if self._may_have_run_before(session, registered, sandbox):
+                    return await self._settled_lost(session, registered)
+                return await self._settled_meanwhile(session, registered)
+        return self._finish_fetched(session, run, outcome)
 
     def _never_started(self, session: Session, run: Run, note: str, *, closed: bool = False) -> Outcome:
         keeper = self._keeper
@@ -336,7 +362,8 @@ class Calls:
 
     async def _run(self, session: Session, run: Run, sandbox: Sandbox, execution: Execution) -> Outcome:
         keeper = self._keeper
-        session.queue.remove(run)
+        if run in session.queue:
+            session.queue.remove(run)
         session.running = run
         run.inside = sandbox
         session.change(Transition.CALL)
@@ -501,37 +528,54 @@ class Calls:
             sandbox = session.sandbox
             if sandbox is None or session.phase not in (Phase.IDLE, Phase.RUNNING):
                 raise SessionOver
-            session.queue.remove(run)
-            session.running = run
-            if session.phase is Phase.IDLE:
-                session.change(Transition.CALL)
-            self._enter(session, run, sandbox)
-            try:
-                outcome = await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
-            except StateLost as error:
-                await keeper.records.looked(session, error)
-                outcome = self._lost(session, run, error, _Heard())
-            except (ChannelLost, EngineUnavailable) as error:
-                if session.phase not in OVER:
-                    session.astray[run.attempt_id] = run.cancelled
-                    raise
-                outcome = self._lost(session, run, error, _Heard())
-            except AttemptUnknown:
-                if await keeper.store.attempt(session.key, run.attempt_id) is not None:
-                    raise NotReached from None
-                attempt = keeper.record_of(session, run)  # of an id that the host minted: nobody sends it again
-                outcome = never_started_outcome(session.record, attempt, keeper.clock.now(), _NOT_REACHED, cause=None)
-            finally:
-                run.inside = session.running = None
-                if session.phase is Phase.RUNNING:
-                    session.change(Transition.DONE)
-            if not run.digest:
-                run.digest = outcome.receipt.digest
-            run.queued_at = outcome.receipt.queued_at
-            outcome = self._finish(session, run, outcome)
-            if outcome.state_lost_before is not None and not run.waiters:  # nobody may ever read it: the next one tells
-                session.update(lost_reason=outcome.state_lost_before)
-            return outcome
+            with self._inside(session, run, sandbox):
+                try:
+                    outcome = await self._fetched(session, run, sandbox)
+                except AttemptUnknown:
+                    if await keeper.store.attempt(session.key, run.attempt_id) is not None:
+                        raise NotReached from None
+                    attempt = keeper.record_of(session, run)  # of an id that the host minted: nobody sends it again
+                    now = keeper.clock.now()
+                    outcome = never_started_outcome(session.record, attempt, now, _NOT_REACHED, cause=None)
+            return self._finish_fetched(session, run, outcome)
+
+    @contextlib.contextmanager
+    def _inside(self, session: Session, run: Run, sandbox: Sandbox) -> Iterator[None]:
+        """The session runs it, as far as one can tell: it may run in the sandbox, or have run."""
+        session.queue.remove(run)
+        session.running = run
+        if session.phase is Phase.IDLE:
+            session.change(Transition.CALL)
+        self._enter(session, run, sandbox)
+        try:
+            yield
+        finally:
+            run.inside = session.running = None
+            if session.phase is Phase.RUNNING:
+                session.change(Transition.DONE)
+
+    async def _fetched(self, session: Session, run: Run, sandbox: Sandbox) -> Outcome:
+        """What comes of one that may be inside. Raises AttemptUnknown; ChannelLost and EngineUnavailable, and it is
+        astray then."""
+        try:
+            return await sandbox.attach(run.attempt_id, self._bound(None), run.emit)
+        except StateLost as error:
+            await self._keeper.records.looked(session, error)
+            return self._lost(session, run, error, _Heard())
+        except (ChannelLost, EngineUnavailable) as error:
+            if session.phase not in OVER:
+                session.astray[run.attempt_id] = run.cancelled
+                raise
+            return self._lost(session, run, error, _Heard())
+
+    def _finish_fetched(self, session: Session, run: Run, outcome: Outcome) -> Outcome:
+        if not run.digest:
+            run.digest = outcome.receipt.digest
+        run.queued_at = outcome.receipt.queued_at
+        outcome = self._finish(session, run, outcome)
+        if outcome.state_lost_before is not None and not run.waiters:  # nobody may ever read it: the next one tells
+            session.update(lost_reason=outcome.state_lost_before)
+        return outcome
 
     def _may_have_run_before(self, session: Session, known: AttemptRecord, sandbox: Sandbox) -> bool:
         """Whether an attempt that this sandbox does not know may have run in an earlier one, that was lost while
@@ -643,9 +687,10 @@ class _Heard:
         return "".join(self._pieces)
 
 
-def _sent(run: Run | None) -> bool:
-    """Whether this host sends its code, and does not only fetch what came of it."""
-    return run is not None and run.execution is not None
+def _taken_back(run: Run) -> bool:
+    """Whether it was cancelled before it could run; it may still be about to notice."""
+    task = run.task
+    return task is not None and (task.cancelled() or (not task.done() and task.cancelling() > 0))
 
 
 def _ended_note(session: Session) -> str:

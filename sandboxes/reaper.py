@@ -116,7 +116,10 @@ class Reaper:
             if reason is not None:
                 keeper.close(session, reason)
             elif session.astray and session.phase is Phase.IDLE and not session.busy:
-                attempt_id, cancelled = session.astray.popitem()
+                attempt_id = next(
+                    iter(session.astray)
+                )  # the oldest: one that fails again is put back behind the others
+                cancelled = session.astray.pop(attempt_id)
                 self._calls.take_over(session, attempt_id, "", now, cancelled=cancelled)
             keeper.save_soon(session)
         await self._settle_late()

@@ -8,9 +8,11 @@ import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
 import pytest
 
+from sandboxes import calls as calls_module
 from sandboxes import client as client_module
 from sandboxes import sandbox as sandbox_module
 from sandboxes.client import _Execution
@@ -938,6 +940,151 @@ async def test_a_retry_that_is_cancelled_before_what_it_joined_has_its_turn_ends
     await _cut_short(manager, at, "endless")
 
 
+async def test_a_caller_who_is_back_before_what_it_joined_has_its_turn_is_not_ended_by_its_own_going_away(
+    world: World,
+) -> None:
+    manager, at = await _left_running(world)
+    retry = asyncio.create_task(run(at, ENDLESS, attempt="endless"))
+    await until(lambda: bool(at.session and at.session.runs["endless"].waiters))
+    assert at.session is not None
+    joined = at.session.runs["endless"]
+    retry.cancel()
+    await asyncio.gather(retry, return_exceptions=True)
+    assert (joined.cancelled, joined.inside) == ("cancel", None)
+    again = asyncio.create_task(run(at, ENDLESS, attempt="endless"))
+    await until(lambda: bool(joined.waiters))
+    await until(lambda: joined.inside is not None)
+    done, _ = await asyncio.wait([again], timeout=0.5)
+    assert not done
+    again.cancel()  # the last one who waits still ends it
+    await asyncio.gather(again, return_exceptions=True)
+    await _cut_short(manager, at, "endless")
+
+
+async def test_a_caller_who_is_back_while_its_call_is_being_registered_gets_it_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 41")
+    assert at.session is not None
+    reached, gate = _slow_register(world, monkeypatch)
+    first = asyncio.create_task(run(at, "x + 1", attempt="once"))
+    await reached.wait()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    again = asyncio.create_task(run(at, "x + 1", attempt="once"))
+    await until(lambda: bool(at.session and at.session.runs["once"].waiters))
+    gate.set()
+    assert text_of(await again) == "42"
+
+
+async def test_a_caller_who_is_back_in_the_moment_its_call_is_taken_back_gets_it_run(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    running = await started(at, ENDLESS)
+    assert at.session is not None
+    first = asyncio.create_task(run(at, "6 * 7", attempt="once"))
+    await until(lambda: bool(at.session and "once" in at.session.runs))
+    taken_back = at.session.runs["once"]
+    manager._calls.abandon(at.session, taken_back, "cancel")
+    again = asyncio.create_task(run(at, "6 * 7", attempt="once"))
+    first.cancel()
+    running.cancel()
+    assert text_of(await again) == "42"
+    await asyncio.gather(first, running, return_exceptions=True)
+
+
+def _slow_register(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Set when an attempt is in the ledger; and to be set for the host to hear it."""
+    register, reached, gate = world.store.register, asyncio.Event(), asyncio.Event()
+
+    async def slow(attempt: AttemptRecord) -> AttemptRecord:
+        known = await register(attempt)
+        reached.set()
+        await gate.wait()
+        return known
+
+    monkeypatch.setattr(world.store, "register", slow)
+    return reached, gate
+
+
+async def _astray(world: World, **settings: object) -> tuple[SessionManager, Attachment]:
+    """A host whose call "astray" runs on inside, without its connection and without anybody who waits for it."""
+    manager = await world.manager(**settings)
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost):
+        await call
+    world.engine.fails.clear()
+    return manager, at
+
+
+async def test_a_retry_that_is_cancelled_while_it_is_registered_ends_what_runs_inside(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, at = await _astray(world)
+    reached, gate = _slow_register(world, monkeypatch)
+    retry = asyncio.create_task(run(at, ENDLESS, attempt="astray"))
+    await reached.wait()
+    retry.cancel()
+    await asyncio.gather(retry, return_exceptions=True)
+    gate.set()
+    await _cut_short(manager, at, "astray")
+    assert world.sandboxes[0].agent._running is None
+    assert world.sandboxes[0].agent.executed.count("astray") == 1
+
+
+async def test_a_session_that_closes_while_a_retry_is_registered_does_not_say_that_what_runs_inside_did_not_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, at = await _astray(world)
+    reached, gate = _slow_register(world, monkeypatch)
+    retry = asyncio.create_task(run(at, ENDLESS, attempt="astray"))
+    await reached.wait()
+    session = at.session
+    assert session is not None
+    assert manager._keeper.close(session, CloseReason.OPERATOR)
+    gate.set()
+    receipt = (await retry).receipt
+    assert (receipt.ending, receipt.state) == (Ending.KILLED, State.LOST)
+    assert receipt.cause is not None
+    assert receipt.cause.kind is CauseKind.SESSION_CLOSED
+    await session.closed.wait()
+    (known,) = await world.store.attempts(session.key)
+    assert known.receipt is not None
+    assert known.receipt.ending is Ending.KILLED
+
+
+@pytest.mark.parametrize("back", [False, True])
+async def test_a_retry_that_is_cancelled_while_it_is_registered_never_started_where_the_sandbox_does_not_know_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "x = 41")
+    await registered(world, manager, at, "x + 1", "once")
+    await world.clock.advance(0.1)
+    reached, gate = _slow_register(world, monkeypatch)
+    retry = asyncio.create_task(run(at, "x + 1", attempt="once"))
+    await reached.wait()
+    retry.cancel()
+    await asyncio.gather(retry, return_exceptions=True)
+    agent = world.sandboxes[0].agent
+    agent.slow_s = 0.05
+    gate.set()
+    assert at.session is not None
+    found = at.session.runs["once"]
+    if back:  # while the sandbox is asked
+        await until(lambda: found.inside is not None)
+        assert text_of(await run(at, "x + 1", attempt="once")) == "42"
+    else:
+        assert (await manager.collect(at.key, "once")).receipt.ending is Ending.NEVER_STARTED
+        assert "once" not in agent.executed
+
+
 async def test_a_stop_ends_what_was_taken_over_and_has_not_had_its_turn(world: World) -> None:
     manager, at = await _left_running(world)
     await manager.close()
@@ -961,6 +1108,31 @@ async def test_an_interrupt_ends_what_runs_on_after_its_connection_was_lost_for_
     world.engine.fails.clear()
     assert await manager.interrupt(at.key)
     await _cut_short(manager, at, "astray")
+
+
+async def test_an_interrupt_waits_no_longer_than_for_a_reply_where_the_sandbox_cannot_be_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "INTERRUPT_S", 0.1)
+    manager, at = await _astray(world, engine_s=0.5)
+    world.engine.hangs.add("connect")
+    world.sandboxes[0].agent.drop_connections()
+    session = at.session
+    assert session is not None
+    await until(lambda: session.sandbox is not None and not session.sandbox.connected)
+    async with asyncio.timeout(2):
+        with pytest.raises(ChannelLost, match="did not say in time"):
+            await manager.interrupt(at.key)
+        # Here a call of this host's own is on its way: that one it is to end as soon as it can be reached.
+        retry = asyncio.create_task(run(at, ENDLESS, attempt="astray"))
+        world.engine.hangs.clear()
+        await until(lambda: "astray" in session.runs and session.runs["astray"].inside is not None)
+        world.engine.hangs.add("connect")
+        world.sandboxes[0].agent.drop_connections()
+        await until(lambda: session.sandbox is not None and not session.sandbox.connected)
+        assert await manager.interrupt(at.key)
+    world.engine.hangs.clear()
+    assert (await retry).receipt.ending is Ending.INTERRUPTED
 
 
 async def test_an_interrupt_ends_what_runs_and_not_the_next_call_that_waits_for_it_inside(world: World) -> None:
@@ -1040,6 +1212,65 @@ async def test_a_cancel_is_not_forgotten_when_its_call_cannot_be_reached_for_lon
     world.engine.fails.clear()
     await turn(world, 2)  # a sweep
     await _cut_short(manager, at, "astray")
+
+
+async def test_an_interrupt_does_not_say_that_nothing_ran_when_its_call_could_not_be_reached_either(
+    world: World,
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    with pytest.raises(ChannelLost):  # both try for as long
+        await manager.interrupt(at.key)
+    await asyncio.gather(call, return_exceptions=True)
+    world.engine.fails.clear()
+    assert await manager.interrupt(at.key)
+
+
+async def test_one_that_cannot_be_fetched_keeps_no_other_from_the_ledger(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    await run(at, "6 * 7", attempt="first")
+    await run(at, "6 * 7", attempt="second")
+    session = at.session
+    assert session is not None
+    await manager._keeper.settled()
+    attach_to, asked = sandbox_module.Sandbox.attach, list[str]()
+
+    async def lost(self: sandbox_module.Sandbox, attempt: str, *others: Any) -> Outcome:
+        asked.append(attempt)
+        if attempt == "second":
+            raise ChannelLost("it cannot be reached")
+        return await attach_to(self, attempt, *others)
+
+    monkeypatch.setattr(sandbox_module.Sandbox, "attach", lost)
+    session.astray.update(second="", first="")
+    for _ in range(3):
+        await turn(world, 1)
+        await until(lambda: not session.busy)
+    assert asked[:3] == ["second", "first", "second"]
+
+
+async def test_an_operators_interrupt_holds_for_the_retry_of_a_call_that_could_not_be_reached(world: World) -> None:
+    manager = await world.manager()
+    at = attach(manager, "a")
+    call = await started(at, ENDLESS, attempt="astray")
+    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
+    world.sandboxes[0].agent.drop_connections()
+    sandbox = at.session and at.session.sandbox
+    assert sandbox is not None
+    await until(lambda: not sandbox.connected)
+    assert await manager.interrupt(at.key)
+    with pytest.raises(ChannelLost):
+        await call
+    await until(lambda: "cancel" not in {task.get_name() for task in manager._keeper._tasks})  # it has given up
+    assert "cancel" not in {where for where, _ in world.recorder.failures}  # the call's failure is told, and is enough
+    world.engine.fails.clear()
+    assert (await run(at, ENDLESS, attempt="astray")).receipt.ending is Ending.INTERRUPTED
 
 
 async def test_what_runs_is_taken_over_by_a_sweep_when_the_engine_did_not_answer_at_the_start(world: World) -> None:
