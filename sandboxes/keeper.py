@@ -246,7 +246,7 @@ class Keeper:
 
     async def _drop(self, session: Session) -> None:
         self.release(session)
-        for resource in session.resources.values():
+        for resource in list(session.resources.values()):
             await resource.close()
         if session.sandbox is not None:
             session.sandbox.on_lost = None
@@ -458,7 +458,7 @@ class Keeper:
             await self._remove_workspace(session.record.workspace)
         async with session.turn:  # a start or a call that was under way has seen that the session is over
             pass
-        for resource in session.resources.values():
+        for resource in list(session.resources.values()):
             await resource.close()
         session.resources.clear()
         await self.settled()  # whoever asks the closed session for an outcome asks the ledger

@@ -166,12 +166,12 @@ class SessionManager:
 
     async def _let_go(self) -> None:
         """Closes what this process holds of sessions that go on without it."""
-        for session in self._keeper.sessions.values():
+        for session in list(self._keeper.sessions.values()):  # one that is being lost leaves meanwhile
             runs = [run.task for run in session.runs.values() if run.task is not None]
             for task in runs:
                 task.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
-            for resource in session.resources.values():
+            for resource in list(session.resources.values()):
                 await resource.close()
             if session.sandbox is not None:
                 session.sandbox.on_lost = None

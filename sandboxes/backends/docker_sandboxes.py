@@ -9,6 +9,7 @@ of a sandbox hangs on that record: whatever is interrupted is found by its label
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import os
 import platform
@@ -55,6 +56,8 @@ CALL_S = 10.0
 REQUEST_S = 30.0
 REMOVE_S = 60.0
 EMPTY_S = 30.0  # for the files of a workspace
+KILLED = 128 + 9  # exit code
+OOM_EVENT_S = 1.5
 CONFLICT = 409  # HTTP: the container's name is taken
 READY_S = 20.0  # from a container's start to an agent that accepts connections
 # Where the engine maps uids (user namespaces, rootless) only 65,536 of them exist.
@@ -331,7 +334,20 @@ class Sandboxes:
             return Status(Life.GONE)
         if state["Running"]:
             return Status(Life.RUNNING)
-        return Status(Life.ENDED, _ending(state), out_of_memory=bool(state.get("OOMKilled")))
+        out_of_memory = bool(state.get("OOMKilled")) or self._told_late(handle, state)
+        return Status(Life.ENDED, _ending(state), out_of_memory=out_of_memory)
+
+    def _told_late(self, handle: Handle, state: dict[str, Any]) -> bool:
+        """Whether a killed container had run out of memory, where its state does not say so: the engine hears of the
+        two from different sources, and of what it hears after the end it tells by an event (runsc: up to 1 s later)."""
+        if state.get("ExitCode") != KILLED:
+            return False
+        # By the engine's clock; it answers then, or earlier when there is one.
+        until = datetime.datetime.fromisoformat(state["FinishedAt"]).timestamp() + OOM_EVENT_S
+        told = {"container": handle.instance or handle.key, "event": "oom"}
+        events = self._engine.client(CALL_S).events(since="1", until=f"{until:.6f}", filters=told)
+        with contextlib.closing(events):
+            return any(True for _ in events)
 
     def usage(self, handle: Handle) -> Usage:
         self.require_running(handle)

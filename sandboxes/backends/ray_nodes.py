@@ -212,7 +212,7 @@ class Nodes:
             mend = f"start Ray on a node with `toolhost cluster up`, or with --resources='{{\"{RESOURCE}\": 100}}'"
             return [Problem(f"no node of the Ray cluster has the resource {RESOURCE}", mend, fatal=True)]
         found = []
-        for entry in self._entries.values():
+        for entry in list(self._entries.values()):
             if entry.problem or entry.place is None:
                 found.append(Problem(f"node {entry.host}: {entry.problem}", "run `toolhost doctor` on that node"))
                 continue

@@ -103,7 +103,7 @@ class ToolImages:
 
     async def _by_call(self) -> Mapping[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}
-        for attempt, images in self._by_attempt.items():
+        for attempt, images in list(self._by_attempt.items()):
             record = await self._registry.call_of_attempt(attempt)
             if record is not None and record.usable:
                 found[record.call_id] = images

@@ -336,6 +336,7 @@ async def test_container_that_ended_is_replaced_with_its_files(tmp_path: Path) -
         status = await backend.poll(first)
         assert status.life is Life.ENDED
         assert "exit code 137" in status.detail
+        assert not status.out_of_memory
         assert await backend.lookup("k-1") is None
         assert [handle.instance for handle in await backend.list_owned()] == [first.instance]
         second = await backend.launch("k-1", SMALL, "w-1")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from sandboxes.backends.docker_container import LABEL
-from sandboxes.spec import Ending, Execution, PythonCall, State
+from sandboxes.backends.docker_sandboxes import Sandboxes
+from sandboxes.spec import Ending, Execution, Handle, PythonCall, State
 from sandboxes.stores.sqlite import SqliteStore
 from sandboxes.testing.host import SuiteHost, attach, text_of
 from tests.sandboxes.backends.docker_host import SMALL, DockerHost, engine
@@ -259,6 +260,23 @@ async def test_memory_bomb_under_a_kernel_of_its_own_ends_the_sandbox_and_keeps_
         outcome = await inside.run("held = []\nwhile True: held.append(bytearray(1 << 20))")
         assert outcome.receipt.state is State.LOST
         assert await inside.says("open('/mnt/data/kept.txt').read()") == "'kept'"
+
+
+@pytest.mark.runsc
+async def test_memory_that_ran_out_is_named_where_the_engine_heard_of_the_end_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Sandboxes._state
+
+    def without_the_flag(sandboxes: Sandboxes, handle: Handle) -> dict[str, Any] | None:
+        state = known(sandboxes, handle)
+        return state and {**state, "OOMKilled": False}
+
+    monkeypatch.setattr(Sandboxes, "_state", without_the_flag)
+    async with sandbox(tmp_path, {"runtime": "runsc"}) as inside:
+        outcome = await inside.run("held = []\nwhile True: held.append(bytearray(1 << 20))")
+        assert outcome.receipt.cause.kind.value == "out_of_memory"
+        assert await inside.answers()
 
 
 @pytest.mark.parametrize("options", [SHARED, OWN])
