@@ -1096,13 +1096,8 @@ async def test_a_stop_ends_what_was_taken_over_and_has_not_had_its_turn(world: W
 
 
 async def test_an_interrupt_ends_what_runs_on_after_its_connection_was_lost_for_good(world: World) -> None:
-    manager = await world.manager()
-    at = attach(manager, "a")
-    call = await started(at, ENDLESS, attempt="astray")
+    manager, at = await _astray(world)
     world.engine.fails["connect"] = ChannelLost("it cannot be reached")
-    world.sandboxes[0].agent.drop_connections()
-    with pytest.raises(ChannelLost):
-        await call
     with pytest.raises(ChannelLost):  # whether anything runs is not known
         await manager.interrupt(at.key)
     world.engine.fails.clear()
@@ -1136,14 +1131,7 @@ async def test_an_interrupt_waits_no_longer_than_for_a_reply_where_the_sandbox_c
 
 
 async def test_an_interrupt_ends_what_runs_and_not_the_next_call_that_waits_for_it_inside(world: World) -> None:
-    manager = await world.manager()
-    at = attach(manager, "a")
-    call = await started(at, ENDLESS, attempt="astray")
-    world.engine.fails["connect"] = ChannelLost("it cannot be reached")
-    world.sandboxes[0].agent.drop_connections()
-    with pytest.raises(ChannelLost):
-        await call
-    world.engine.fails.clear()
+    manager, at = await _astray(world)
     following = asyncio.create_task(run(at, "1 + 1", attempt="next"))
     await until(lambda: "next" in world.sandboxes[0].agent._attempts)
     assert await manager.interrupt(at.key)
