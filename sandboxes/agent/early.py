@@ -4,9 +4,9 @@ are started when they are needed (`python_process`).
 Above: the launcher (starts it, and is what it runs), `python_process` (sends it off). Below: fork(2), exec(3), `lower`,
 `interpreter`.
 
-It is executed, beside the agent's own start, or forked from the agent, which takes less of the processor and of memory,
-where all that the agent's Python has loaded by then is known. Either comes before the agent reads its configuration,
-with its secrets, and every descriptor but its own is closed first. So nothing of the agent's is in it.
+It is executed, beside the agent's own start, or forked from the agent, which takes less memory and lets many start
+sooner, where all that the agent's Python has loaded by then is known. Either comes before the agent reads its
+configuration, with its secrets, and every descriptor but its own is closed first. So nothing of the agent's is in it.
 It runs none of user code before it has been told what a later one is given at its start: descriptors, environment,
 directory, limits, uid. What cannot be given to a process that runs already (another program, variables that are read
 once at a start) is started anew instead. Who starts the agent so (`CONFIG early` or `CONFIG fork`) has set
