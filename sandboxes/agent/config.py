@@ -1,17 +1,13 @@
 """What the backend tells the agent; the keys are listed in `wire`.
 
-Above: `starting`. Below: the standard library. A missing or mistyped key ends the agent at once with a
-sentence on stderr: it is a fault of the backend, not of a user.
+Above: `supervisor`. Below: the standard library. A missing or mistyped key ends the agent at once with a sentence on
+stderr: it is a fault of the backend, not of a user.
 """
 
 from __future__ import annotations
 
-import sys
-
 from . import wire
 from .system import os
-
-_EXIT_CONFIG = 2
 
 
 class ConfigError(ValueError):
@@ -64,15 +60,6 @@ class Config:
         if self.uid is None or not self.drops:
             return None
         return [self.uid, self.uid if self.gid is None else self.gid]
-
-
-def take(source: str) -> Config:
-    """As `read`; ends the process with status 2 when it is wrong."""
-    try:
-        return read(source)
-    except (ConfigError, OSError, ValueError) as error:
-        os.write(2, f"agent: configuration: {error}\n".encode())
-        sys.exit(_EXIT_CONFIG)
 
 
 def read(source: str) -> Config:

@@ -91,12 +91,10 @@ def _supervise(launcher: str, source: str, first: str = "") -> None:
         from .early import fork
 
         early = fork(interpreter)
-    from .config import take
-
     _load("agent")
     from .supervisor import main
 
-    main(take(source), launcher, early)
+    main(source, launcher, early)
 
 
 def _names(joined: str) -> list[str]:

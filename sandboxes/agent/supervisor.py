@@ -5,8 +5,10 @@ Above: `starting`. Below: everything else in this directory.
 
 from __future__ import annotations
 
+import sys
 from time import monotonic
 
+from . import config as configuration
 from . import kernel
 from .changes import Changes
 from .connections import Connection, Connections
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
     from .config import Config
     from .early import Early
+
+_EXIT_CONFIG = 2
 
 
 class Children:
@@ -164,8 +168,13 @@ class Supervisor:
         self._ender.end_all()
 
 
-def main(config: Config, launcher: str, early: Early | None) -> None:
-    """The process. `early`: a first interpreter that waits already."""
+def main(source: str, launcher: str, early: Early | None = None) -> None:
+    """The process. Exit status 2: the configuration is wrong. `early`: a first interpreter that waits already."""
+    try:
+        config = configuration.read(source)
+    except (configuration.ConfigError, OSError, ValueError) as error:
+        os.write(2, f"agent: configuration: {error}\n".encode())
+        sys.exit(_EXIT_CONFIG)
     kernel.hide()
     kernel.no_new_privileges()
     if config.seccomp:

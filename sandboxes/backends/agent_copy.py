@@ -22,7 +22,7 @@ from pathlib import Path
 
 # What the launcher imports, by the process that it starts.
 ENTRIES = {"agent": ("supervisor",), "interpreter": ("interpreter", "lower")}
-SHARED = ("early", "config")  # by both, before they part
+SHARED = ("early",)  # by both, before they part
 
 
 def make_agent(root: Path, source: Path, inside: str, python_version: str) -> Path:

@@ -63,7 +63,7 @@ package.__path__ = [sys.argv[1]]
 sys.modules["toolhost_agent"] = package
 from toolhost_agent import starting
 starting._load("both")
-from toolhost_agent import config, early
+from toolhost_agent import early
 if sys.argv[2] == "interpreter":
     starting.interpreter()
     from toolhost_agent import lower
