@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def _load(bundle: str) -> None:
-    """Imports the modules of a bundle at once, which takes half as long as to look for each. Where whoever mounts this
-    has made none for this Python, they are imported as they are needed."""
+    """Imports the modules of a bundle at once, which takes a third less time than to look for each. Where whoever
+    mounts this has made none for this Python, they are imported as they are needed."""
     package = sys.modules["toolhost_agent"]
     directory = package.__path__[0]
     try:

@@ -1,5 +1,5 @@
-"""The agent's programs as they are mounted into a sandbox: a copy with bytecode, of each program and of what starts
-together as a whole. It takes less than half the time to start.
+"""The agent's programs as they are mounted into a sandbox: a copy with bytecode, which halves the time to start,
+and with bundles of what starts together.
 
 Above: the bubblewrap and docker backends. Below: the file system. An installation may have no bytecode (installers
 differ), and a sandbox, which cannot write there, would compile everything again at every start.
